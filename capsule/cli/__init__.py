@@ -1,0 +1,1 @@
+"""Words and pixels: arguments in, text or JSON out. The only layer that prints, and the only one that exits."""

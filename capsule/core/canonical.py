@@ -1,0 +1,156 @@
+"""Canonical JSON: the one byte string for a value (RFC 8785), and a reader that accepts no other.
+
+Identities are digests of these bytes, so the reader refuses everything that a lenient parser lets pass: duplicate
+keys, NaN, floats, integers from 2^53, deep nesting, and any spelling that differs from the canonical one. Numbers
+that are not integers travel as decimal strings, so that no float enters an identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import rfc8785
+
+from capsule.core.errors import MalformedError
+
+INTEGER_LIMIT = 2**53
+DEPTH_MAX = 32
+DIGITS_MAX = 16
+
+type_names = {dict: "object", list: "array", str: "string", int: "integer", bool: "boolean", type(None): "null"}
+
+
+def canonical(value: Any) -> bytes:
+    """Return the canonical bytes of a JSON value built from dicts, lists, strings, integers, booleans and null."""
+    return rfc8785.dumps(value)
+
+
+def canonical_line(value: Any) -> bytes:
+    """Return the canonical bytes and a newline: one line of a record list, ledger or journal."""
+    return rfc8785.dumps(value) + b"\n"
+
+
+def parse(data: bytes, where: str) -> Any:
+    """Parse canonical JSON; `where` names the source in errors.
+
+    Raises:
+        MalformedError: the bytes are not the canonical form of any value.
+    """
+    value = parse_strict(data, where)
+    if canonical(value) != data:
+        raise MalformedError(
+            f"{where}: expected canonical JSON (RFC 8785), found another spelling of the same value",
+            hint="the file was edited or written by another program; restore the original bytes",
+        )
+    return value
+
+
+def parse_strict(data: bytes, where: str, *, floats: bool = False) -> Any:
+    """Parse JSON strictly, in any spelling: no duplicate keys, no NaN, bounded depth and integers.
+
+    With `floats`, finite numbers with a fraction or exponent are accepted; without it every number is an integer
+    below 2^53 in magnitude.
+    """
+    _refuse_depth(data, where)
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_float=float if floats else _refuse_float,
+            parse_int=_bounded_int,
+        )
+        text.encode("utf-8")
+        _refuse_surrogates(value)
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"{where}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise MalformedError(f"{where}: expected JSON, found {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except _Refusal as refusal:
+        raise MalformedError(f"{where}: {refusal}") from refusal
+    return value
+
+
+def parse_lines(data: bytes, where: str) -> list[Any]:
+    """Parse a list of canonical lines, each ended by one newline; see `parse`."""
+    return list(iterate_lines(data, where))
+
+
+def iterate_lines(data: bytes, where: str) -> Iterator[Any]:
+    """Yield the values of a list of canonical lines, each ended by one newline."""
+    if data and not data.endswith(b"\n"):
+        raise MalformedError(f"{where}: expected a newline at the end of the last line, found none")
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        yield parse(line, f"{where}:{number}")
+
+
+def join_lines(values: Iterable[Any]) -> bytes:
+    """Return the bytes of a list of canonical lines."""
+    return b"".join(canonical_line(value) for value in values)
+
+
+class _Refusal(ValueError):
+    """Words for a value that strict JSON does not allow."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise _Refusal(f"expected unique keys, found {key!r} twice")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _Refusal(f"expected a number of JSON, found {text}")
+
+
+def _refuse_float(text: str) -> NoReturn:
+    raise _Refusal(f"expected an integer or a decimal string, found the number {text[:40]}")
+
+
+def _bounded_int(text: str) -> int:
+    if len(text.lstrip("-")) > DIGITS_MAX or abs(int(text)) >= INTEGER_LIMIT:
+        raise _Refusal(f"expected an integer below 2^53, found {text[:40]}")
+    return int(text)
+
+
+def _refuse_depth(data: bytes, where: str) -> None:
+    """Bound nesting before the recursive parser sees the bytes (brackets inside strings do not count)."""
+    depth = 0
+    in_string = escaped = False
+    if data.count(b"[") + data.count(b"{") <= DEPTH_MAX:
+        return
+    for byte in data:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte in (0x5B, 0x7B):
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise MalformedError(f"{where}: expected at most {DEPTH_MAX} nested levels, found more")
+        elif byte in (0x5D, 0x7D):
+            depth -= 1
+
+
+def _refuse_surrogates(value: Any) -> None:
+    if isinstance(value, str):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise _Refusal("expected Unicode text, found a lone surrogate")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_surrogates(key)
+            _refuse_surrogates(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_surrogates(item)
