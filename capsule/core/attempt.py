@@ -1,0 +1,374 @@
+"""Attempts as data: the event vocabulary, the state table and what a ledger's events add up to.
+
+An attempt is one launch of one process of the plan. Its state is never stored: it is the state table walked over its
+events, so a crash cannot leave a stale "running" behind. Everything here is pure; writing is `capsule.host.ledger`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, StringConstraints
+
+from capsule.core.digest import Digest
+from capsule.core.manifest import FileDigest
+from capsule.core.schema import Model, Natural
+
+SCHEMA = "capsule.ledger/0"
+
+EventName = Literal[
+    "opened", "manifest_adopted", "sealed", "correction",
+    "reserved", "refused", "intent", "spawned", "heartbeat", "stopping", "exit", "tree_empty", "device_clean",
+    "settled", "held_unknown", "reconciled",
+]  # fmt: skip
+State = Literal[
+    "reserved", "intent", "running", "stopping", "exited", "emptied", "clean", "held", "settled", "reconciled", "refused"
+]  # fmt: skip
+
+TRANSITIONS: Mapping[State | None, Mapping[EventName, State]] = {
+    None: {"reserved": "reserved", "refused": "refused"},
+    "reserved": {"intent": "intent", "refused": "refused", "held_unknown": "held"},
+    "intent": {"spawned": "running", "exit": "exited", "held_unknown": "held"},
+    "running": {"heartbeat": "running", "stopping": "stopping", "exit": "exited", "held_unknown": "held"},
+    "stopping": {"heartbeat": "stopping", "stopping": "stopping", "exit": "exited", "held_unknown": "held"},
+    "exited": {"tree_empty": "emptied", "stopping": "exited", "heartbeat": "exited", "held_unknown": "held"},
+    "emptied": {"device_clean": "clean", "heartbeat": "emptied", "held_unknown": "held"},
+    "clean": {"settled": "settled", "held_unknown": "held"},
+    "held": {"reconciled": "reconciled", "held_unknown": "held"},
+    "settled": {},
+    "reconciled": {},
+    "refused": {},
+}
+"""The state table: from a state, by an event, to a state; what is not listed is a broken ledger."""
+
+TERMINAL: frozenset[State | None] = frozenset({"settled", "reconciled", "refused"})
+
+INTERRUPTED = frozenset({"user", "lost", "host_crash", "lease_lost", "ledger_failed", "never_started"})
+"""Outcomes that are nobody's result: the start is void and is run again whole."""
+
+COMPLETED = frozenset({"completed", "trial_error"})
+"""Outcomes whose rows are final: the process ran to its end record with a row for every planned cell."""
+
+Outcome = Literal[
+    "completed", "trial_error",
+    "bad_records", "contaminated", "device_lost", "device_mismatch", "exec_failed", "exit_nonzero", "incomplete",
+    "leaked_descendants", "provenance", "signalled", "source_changed", "wall_limit",
+    "user", "lost", "host_crash", "lease_lost", "ledger_failed", "never_started",
+]  # fmt: skip
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+
+AttemptId = Annotated[str, StringConstraints(pattern=r"^a[0-9]{6}\Z")]
+Unit = Literal["cpu", "gpu"]
+
+
+class Clock(Model):
+    """One reading of every clock; durations are differences of `boottime_ms` under one `boot_id`."""
+
+    realtime: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\Z")]
+    boottime_ms: Natural
+    monotonic_ms: Natural
+    boot_id: str
+
+
+class Charge(Model):
+    """Device-milliseconds of one attempt; `debited_ms` is the upper bound, and exact when the end was observed."""
+
+    lower_ms: Natural
+    upper_ms: Natural
+    debited_ms: Natural
+    observed: bool
+
+
+class Opened(Model):
+    """First event of a ledger."""
+
+    format: Literal["capsule.ledger/0"]
+    protocol: str
+
+
+class ManifestAdopted(Model):
+    """A manifest of the chain whose attempts this ledger charges from here on."""
+
+    manifest: Digest
+    supersedes: Digest | None
+
+
+class Sealed(Model):
+    """A torn tail that was found before an append: kept as evidence, never fused with the next event."""
+
+    size: Natural
+    sha256: Digest
+    hex: str
+
+
+class Correction(Model):
+    """A later finding about an attempt's charge; it adds to what was debited and edits nothing."""
+
+    debited_ms: Natural
+    reason: str
+
+
+class Reserved(Model):
+    """The worst case, written before anything starts."""
+
+    manifest: Digest
+    process: Natural
+    ordinal: Natural
+    pilot: bool
+    from_frozen: bool
+    unit: Unit
+    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    reserved_ms: Natural
+
+
+class Refused(Model):
+    """Nothing was started and nothing is charged; `reason` is a word, `words` are for people."""
+
+    manifest: Digest
+    process: Natural
+    pilot: bool
+    reason: str
+    words: str
+
+
+class Intent(Model):
+    """The device is leased and the child is about to start; the charge runs from `leased`."""
+
+    leased: Clock
+    supervisor_pid: Natural
+    argv: tuple[str, ...]
+    snapshot: Digest
+    device_baseline: dict[str, int | str | None]
+
+
+class Spawned(Model):
+    """The child exists; pid, start time and boot id together name it."""
+
+    pid: Natural
+    start_ticks: Natural
+
+
+class Heartbeat(Model):
+    """The attempt was alive; the last one is the lower bound of an unobserved charge."""
+
+    elapsed_ms: Natural
+
+
+class Stopping(Model):
+    """Why the supervisor is about to signal, written before it signals."""
+
+    cause: Outcome
+    evidence: str
+
+
+class Exit(Model):
+    """The raw wait status and what it says; 1, 11, 139, 255 and SIGSEGV stay five different things."""
+
+    wait_status: int | None
+    exit_code: int | None
+    signal: int | None
+    core_dumped: bool
+    cause: str
+    evidence: str
+    user_ms: Natural
+    system_ms: Natural
+    max_rss_bytes: Natural
+
+
+class TreeEmpty(Model):
+    """No descendant is left; `killed` were found alive after the leader's end."""
+
+    killed: Natural
+    level: Literal["cgroup", "subreaper"]
+
+
+class DeviceClean(Model):
+    """Whether the device came back to its measured baseline within the grace; the charge ends at `released`."""
+
+    clean: bool
+    released: Clock
+    evidence: str
+
+
+class Settled(Model):
+    """The end of an attempt that was observed to its end."""
+
+    outcome: Outcome
+    evidence: str
+    charge: Charge
+    overrun_ms: Natural
+    suspended_ms: Natural
+    rows: Natural
+    files: dict[str, FileDigest]
+
+
+class HeldUnknown(Model):
+    """The attempt's holder is gone and its end was not observed."""
+
+    evidence: str
+
+
+class Reconciled(Model):
+    """The end of an attempt whose end was not observed: bounds, the upper one debited."""
+
+    outcome: Outcome
+    evidence: str
+    charge: Charge
+    rows: Natural
+    files: dict[str, FileDigest]
+
+
+DATA: Mapping[EventName, type[Model]] = {
+    "opened": Opened, "manifest_adopted": ManifestAdopted, "sealed": Sealed, "correction": Correction,
+    "reserved": Reserved, "refused": Refused, "intent": Intent, "spawned": Spawned, "heartbeat": Heartbeat,
+    "stopping": Stopping, "exit": Exit, "tree_empty": TreeEmpty, "device_clean": DeviceClean, "settled": Settled,
+    "held_unknown": HeldUnknown, "reconciled": Reconciled,
+}  # fmt: skip
+
+WITHOUT_ATTEMPT: frozenset[EventName] = frozenset({"opened", "manifest_adopted", "sealed"})
+
+
+class EventLine(Model):
+    """One line of the ledger: sequence number, hash of the previous line, event, attempt, clocks and data."""
+
+    seq: Natural
+    prev: Digest | None
+    event: EventName
+    attempt: AttemptId | None
+    at: Clock
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event whose data was parsed into its own model."""
+
+    seq: int
+    name: EventName
+    attempt: str | None
+    at: Clock
+    data: Model
+
+
+@dataclass
+class Attempt:
+    """What the events so far say about one attempt."""
+
+    id: str
+    state: State | None = None
+    reserved: Reserved | None = None
+    refused: Refused | None = None
+    intent: Intent | None = None
+    spawned: Spawned | None = None
+    exit: Exit | None = None
+    end: Settled | Reconciled | None = None
+    last: Clock | None = None
+    first: Clock | None = None
+    heartbeat_ms: int = 0
+    corrections_ms: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether no terminal event was written yet."""
+        return self.state not in TERMINAL
+
+    @property
+    def pilot(self) -> bool:
+        """Whether the attempt is exploratory."""
+        source = self.reserved or self.refused
+        return source is not None and source.pilot
+
+    @property
+    def held_ms(self) -> int:
+        """What the attempt takes from the budget now: the reservation while open, then the debit."""
+        if self.refused is not None:
+            return 0
+        if self.end is not None:
+            return self.end.charge.debited_ms + self.corrections_ms
+        return self.reserved.reserved_ms if self.reserved else 0
+
+
+@dataclass
+class Account:
+    """A ledger added up: its attempts in order, and every rule of the state table that an event broke."""
+
+    protocol: str | None = None
+    manifests: list[str] = field(default_factory=list)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def held_ms(self, unit: str, *, pilot: bool) -> int:
+        """Device-milliseconds that attempts of this unit take from the budget."""
+        return sum(a.held_ms for a in self.attempts.values() if a.reserved and a.reserved.unit == unit and a.pilot == pilot)
+
+    def next_attempt(self) -> str:
+        """Return the id of the next attempt."""
+        return f"a{len(self.attempts) + 1:06d}"
+
+
+def add_up(events: Iterable[Event]) -> Account:
+    """Walk the state table over a ledger's events."""
+    account = Account()
+    for event in events:
+        _apply(account, event)
+    return account
+
+
+def _apply(account: Account, event: Event) -> None:
+    data = event.data
+    if (event.attempt is None) != (event.name in WITHOUT_ATTEMPT):
+        account.faults.append(f"event {event.seq} ({event.name}): attempt {event.attempt} does not belong there")
+    elif isinstance(data, Opened):
+        if event.seq != 0 or account.protocol is not None:
+            account.faults.append(f"event {event.seq}: a ledger is opened once, by its first event")
+        account.protocol = data.protocol
+    elif isinstance(data, ManifestAdopted):
+        previous = account.manifests[-1] if account.manifests else None
+        if data.supersedes != previous:
+            account.faults.append(f"event {event.seq}: manifest {data.manifest} does not supersede the one before it")
+        account.manifests.append(data.manifest)
+    elif event.attempt is not None:
+        _advance(account, event, event.attempt)
+    if event.seq == 0 and not isinstance(data, Opened):
+        account.faults.append("event 0: expected `opened`")
+
+
+def _advance(account: Account, event: Event, name: str) -> None:
+    attempt = account.attempts.get(name)
+    data = event.data
+    if attempt is None:
+        if name != account.next_attempt():
+            account.faults.append(f"event {event.seq}: expected attempt {account.next_attempt()}, found {name}")
+        attempt = account.attempts.setdefault(name, Attempt(name, first=event.at))
+    attempt.last = event.at
+    if isinstance(data, Correction):
+        if attempt.open:
+            account.faults.append(f"event {event.seq}: a correction of {name}, which has not ended")
+        attempt.corrections_ms += data.debited_ms
+        return
+    following = TRANSITIONS[attempt.state].get(event.name)
+    if following is None:
+        account.faults.append(f"event {event.seq}: {event.name} cannot follow state {attempt.state or 'none'} of {name}")
+        return
+    attempt.state = following
+    match data:
+        case Reserved():
+            attempt.reserved = data
+            if not account.manifests or data.manifest != account.manifests[-1]:
+                account.faults.append(f"event {event.seq}: {name} is reserved under a manifest that is not the current one")
+        case Refused():
+            attempt.refused = data
+        case Intent():
+            attempt.intent = data
+        case Spawned():
+            attempt.spawned = data
+        case Heartbeat():
+            attempt.heartbeat_ms = data.elapsed_ms
+        case Exit():
+            attempt.exit = data
+        case Settled() | Reconciled():
+            attempt.end = data
+        case _:
+            pass

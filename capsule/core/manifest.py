@@ -1,0 +1,126 @@
+"""The manifest: what was promised, immutable, and the same bytes on any machine.
+
+It holds the normalised protocol and only counts and digests of the two lists that lie beside it, the planned cells
+and the frozen sources. Its identity is the SHA-256 of its canonical bytes. No time, host, user or absolute path is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from capsule.core.canonical import canonical, iterate_lines, join_lines
+from capsule.core.digest import Digest, digest_of
+from capsule.core.errors import MalformedError
+from capsule.core.plan import Cell
+from capsule.core.protocol import Protocol
+from capsule.core.schema import Model, Natural, Text, first_error
+
+SCHEMA = "capsule.manifest/0"
+
+
+class SourceEntry(Model):
+    """One file of the frozen sources.
+
+    `path` is relative, with `/`; a path that is not UTF-8 is written `hex:` and its bytes in hexadecimal. Links carry
+    their target (in the same form) and the digest of its bytes; they are never followed. `blob` is git's object id of
+    the raw bytes where the file is tracked; `notes` names what a reader should know (see `docs/spec/manifest.md`).
+    """
+
+    path: str
+    kind: Literal["file", "link"]
+    mode: Literal["0644", "0755"] | None
+    size: Natural
+    sha256: Digest
+    target: str | None
+    blob: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?\Z")] | None
+    notes: tuple[str, ...]
+
+
+class ListDigest(Model):
+    """Count and digest of a line-record list stored beside the manifest."""
+
+    count: Natural
+    sha256: Digest
+
+
+class FileDigest(Model):
+    """Size and digest of one file's bytes."""
+
+    size: Natural
+    sha256: Digest
+
+
+class ArmSource(Model):
+    """Where an arm's code comes from: the work tree's list, or the list of another git revision."""
+
+    arm: str
+    revision: str | None
+    sources: ListDigest
+
+
+class Supersedes(Model):
+    """The amended manifest, why, and what the ledger shows had been seen by then."""
+
+    manifest: Digest
+    reason: Text
+    ledger_events: Natural
+    ledger_head: Digest | None
+    attempts_seen: Natural
+    pilot_attempts_seen: Natural
+    rows_seen: Natural
+
+
+class Manifest(Model):
+    """Everything that was frozen; see `docs/spec/manifest.md`."""
+
+    schema_: Annotated[Literal["capsule.manifest/0"], Field(alias="schema")]
+    protocol: Protocol
+    protocol_file: FileDigest
+    cells: ListDigest
+    sources: ListDigest
+    arms: tuple[ArmSource, ...]
+    lock: FileDigest | None
+    supersedes: Supersedes | None
+
+    @property
+    def identity(self) -> str:
+        """The digest by which this manifest is known."""
+        return digest_of(self.to_bytes())
+
+
+def cells_bytes(cells: list[Cell]) -> bytes:
+    """Return the bytes of the `cells` list."""
+    return join_lines(cell.to_json() for cell in cells)
+
+
+def read_cells(data: bytes, where: str) -> list[Cell]:
+    """Read the `cells` list from its bytes."""
+    return [_checked(Cell, value, where, number) for number, value in enumerate(iterate_lines(data, where), 1)]
+
+
+def sources_bytes(entries: list[SourceEntry]) -> bytes:
+    """Return the bytes of a `sources` list; entries are in byte order of their paths."""
+    return join_lines(entry.to_json() for entry in entries)
+
+
+def read_sources(data: bytes, where: str) -> list[SourceEntry]:
+    """Read a `sources` list from its bytes."""
+    return [_checked(SourceEntry, value, where, number) for number, value in enumerate(iterate_lines(data, where), 1)]
+
+
+def list_digest(data: bytes) -> ListDigest:
+    """Return count and digest of a line-record list."""
+    return ListDigest(count=data.count(b"\n"), sha256=digest_of(data))
+
+
+def _checked(model: type[Any], value: Any, where: str, number: int) -> Any:
+    """Validate one line; `model` is one of this module's list models."""
+    try:
+        item = model.model_validate_json(canonical(value))
+    except ValidationError as error:
+        raise MalformedError(f"{where}:{number}: {first_error(error)}") from error
+    if item.to_json() != value:
+        raise MalformedError(f"{where}:{number}: expected every field written out, found defaults left away")
+    return item

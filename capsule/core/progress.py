@@ -1,0 +1,149 @@
+"""From a plan, a ledger and journals to the one final row of every planned cell, and to what remains to run.
+
+The process is the unit: rows become final when their process ran to its end record with a row for every planned
+cell; an interrupted process is void and runs again whole; a failed one may be retried as the protocol says, and then
+fails every cell it was to observe. Nothing is dropped: every planned cell has exactly one final row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from capsule.core.attempt import COMPLETED, INTERRUPTED, Account, Attempt
+from capsule.core.manifest import Manifest
+from capsule.core.plan import Cell
+from capsule.core.record import Journal, Scalar
+
+Status = Literal["ok", "failed", "not_run"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The final row of a planned cell: its status, the reason when it is not ok, and the values observed."""
+
+    cell: Cell
+    status: Status
+    reason: str | None
+    attempt: str | None
+    values: Mapping[str, Scalar | None]
+
+
+@dataclass(frozen=True)
+class Process:
+    """One launch of the plan: its ordinal and the cells that it runs, excluded ones left out."""
+
+    ordinal: int
+    cells: tuple[Cell, ...]
+
+
+def processes(cells: Sequence[Cell]) -> list[Process]:
+    """Group the plan's cells into its launches."""
+    grouped = groupby(cells, key=lambda cell: cell.process)
+    return [Process(ordinal, tuple(cell for cell in group if cell.excluded is None)) for ordinal, group in grouped]
+
+
+def tries(account: Account, manifest: str, ordinal: int) -> list[Attempt]:
+    """Return the attempts that count for a process: of this manifest, not pilot, not refused, in order."""
+    return [
+        attempt
+        for attempt in account.attempts.values()
+        if attempt.reserved is not None
+        and attempt.refused is None
+        and not attempt.pilot
+        and attempt.reserved.manifest == manifest
+        and attempt.reserved.process == ordinal
+    ]
+
+
+def deciding_attempt(manifest: Manifest, attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the attempt that settles a process, or None while it is still to run (again)."""
+    counts: dict[str, int] = {}
+    for attempt in attempts:
+        if attempt.end is None or attempt.end.outcome in INTERRUPTED:
+            continue
+        outcome = attempt.end.outcome
+        counts[outcome] = counts.get(outcome, 0) + 1
+        allowed = dict(manifest.protocol.retry).get(outcome, 0) if outcome != "completed" else 0  # type: ignore[call-overload]
+        if outcome == "completed" or counts[outcome] > allowed:
+            return attempt
+    return None
+
+
+def remaining(manifest: Manifest, cells: Sequence[Cell], account: Account) -> list[Process]:
+    """Return the processes that are still to run, in order."""
+    identity = manifest.identity
+    return [
+        process
+        for process in processes(cells)
+        if process.cells and deciding_attempt(manifest, tries(account, identity, process.ordinal)) is None
+    ]
+
+
+def final_rows(
+    manifest: Manifest, cells: Sequence[Cell], account: Account, journals: Mapping[str, Journal]
+) -> list[Row]:
+    """Return the final row of every planned cell, in the order of the plan.
+
+    `journals` holds a journal for each attempt that was started under this manifest.
+    """
+    identity = manifest.identity
+    empty: dict[str, Scalar | None] = {column.name: None for column in manifest.protocol.observations}
+    pending = _pending_reason(account, identity)
+    rows: list[Row] = []
+    for ordinal, group in groupby(cells, key=lambda cell: cell.process):
+        attempts = tries(account, identity, ordinal)
+        attempt = deciding_attempt(manifest, attempts)
+        for cell in group:
+            if cell.excluded is not None:
+                rows.append(Row(cell, "not_run", f"excluded: {cell.excluded}", None, empty))
+            elif attempt is None:
+                reason = "interrupted" if attempts and pending == "pending" else pending
+                rows.append(Row(cell, "not_run", reason, None, empty))
+            else:
+                rows.append(_decided(cell, attempt, journals.get(attempt.id), empty))
+    return rows
+
+
+def _decided(cell: Cell, attempt: Attempt, journal: Journal | None, empty: dict[str, Scalar | None]) -> Row:
+    assert attempt.end is not None
+    if attempt.end.outcome not in COMPLETED:
+        return Row(cell, "failed", attempt.end.outcome, attempt.id, empty)
+    raw = journal.rows.get(cell.cell) if journal is not None else None
+    if raw is None:
+        return Row(cell, "failed", "missing_row", attempt.id, empty)
+    if raw.error is not None:
+        return Row(cell, "failed", "trial_error", attempt.id, empty)
+    return Row(cell, "ok", None, attempt.id, raw.values)
+
+
+def _pending_reason(account: Account, manifest: str) -> str:
+    """Why processes without a deciding attempt have none: the last refusal if nothing came after it."""
+    own = [attempt for attempt in account.attempts.values() if not attempt.pilot]
+    if own and own[-1].refused is not None and own[-1].refused.manifest == manifest:
+        return own[-1].refused.reason
+    return "pending"
+
+
+def outcome_of(process: Process, journal: Journal) -> tuple[str, str]:
+    """Judge a process that exited with status 0 by its journal: an outcome and its evidence."""
+    if journal.fault_count:
+        return "bad_records", f"{journal.fault_count} faulty lines; {journal.faults[0]}"
+    missing = [cell.cell for cell in process.cells if cell.cell not in journal.rows]
+    if journal.torn or not journal.ended or missing:
+        words = f"rows missing for {len(missing)} of {len(process.cells)} cells" if missing else "no end record"
+        return "incomplete", words
+    errors = [row for row in journal.rows.values() if row.error is not None]
+    if errors:
+        return "trial_error", f"{len(errors)} of {len(process.cells)} cells raised; {errors[0].cell}: {errors[0].error}"
+    return "completed", f"{len(process.cells)} cells"
+
+
+def counts(rows: Iterable[Row]) -> dict[str, int]:
+    """Return how many rows have each status."""
+    result = {"ok": 0, "failed": 0, "not_run": 0}
+    for row in rows:
+        result[row.status] += 1
+    return result
