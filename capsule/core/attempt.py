@@ -16,15 +16,14 @@ from capsule.core.digest import Digest
 from capsule.core.manifest import FileDigest
 from capsule.core.schema import Model, Natural
 
-SCHEMA = "capsule.ledger/0"
-
 EventName = Literal[
     "opened", "manifest_adopted", "sealed", "correction",
     "reserved", "refused", "intent", "spawned", "heartbeat", "stopping", "exit", "tree_empty", "device_clean",
     "settled", "held_unknown", "reconciled",
 ]  # fmt: skip
 State = Literal[
-    "reserved", "intent", "running", "stopping", "exited", "emptied", "clean", "held", "settled", "reconciled", "refused"
+    "reserved", "intent", "running", "stopping", "exited", "emptied", "clean", "held",
+    "settled", "reconciled", "refused",
 ]  # fmt: skip
 
 TRANSITIONS: Mapping[State | None, Mapping[EventName, State]] = {
@@ -266,6 +265,7 @@ class Attempt:
     end: Settled | Reconciled | None = None
     last: Clock | None = None
     first: Clock | None = None
+    released: Clock | None = None
     heartbeat_ms: int = 0
     corrections_ms: int = 0
 
@@ -301,7 +301,9 @@ class Account:
 
     def held_ms(self, unit: str, *, pilot: bool) -> int:
         """Device-milliseconds that attempts of this unit take from the budget."""
-        return sum(a.held_ms for a in self.attempts.values() if a.reserved and a.reserved.unit == unit and a.pilot == pilot)
+        return sum(
+            a.held_ms for a in self.attempts.values() if a.reserved and a.reserved.unit == unit and a.pilot == pilot
+        )
 
     def next_attempt(self) -> str:
         """Return the id of the next attempt."""
@@ -312,11 +314,12 @@ def add_up(events: Iterable[Event]) -> Account:
     """Walk the state table over a ledger's events."""
     account = Account()
     for event in events:
-        _apply(account, event)
+        apply(account, event)
     return account
 
 
-def _apply(account: Account, event: Event) -> None:
+def apply(account: Account, event: Event) -> None:
+    """Walk the state table by one event."""
     data = event.data
     if (event.attempt is None) != (event.name in WITHOUT_ATTEMPT):
         account.faults.append(f"event {event.seq} ({event.name}): attempt {event.attempt} does not belong there")
@@ -350,14 +353,18 @@ def _advance(account: Account, event: Event, name: str) -> None:
         return
     following = TRANSITIONS[attempt.state].get(event.name)
     if following is None:
-        account.faults.append(f"event {event.seq}: {event.name} cannot follow state {attempt.state or 'none'} of {name}")
+        account.faults.append(
+            f"event {event.seq}: {event.name} cannot follow state {attempt.state or 'none'} of {name}"
+        )
         return
     attempt.state = following
     match data:
         case Reserved():
             attempt.reserved = data
-            if not account.manifests or data.manifest != account.manifests[-1]:
-                account.faults.append(f"event {event.seq}: {name} is reserved under a manifest that is not the current one")
+            if not data.pilot and data.manifest not in account.manifests[-1:]:
+                account.faults.append(
+                    f"event {event.seq}: {name} is reserved under a manifest that is not the current one"
+                )
         case Refused():
             attempt.refused = data
         case Intent():
@@ -368,6 +375,8 @@ def _advance(account: Account, event: Event, name: str) -> None:
             attempt.heartbeat_ms = data.elapsed_ms
         case Exit():
             attempt.exit = data
+        case DeviceClean():
+            attempt.released = data.released
         case Settled() | Reconciled():
             attempt.end = data
         case _:

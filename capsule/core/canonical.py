@@ -66,9 +66,13 @@ def parse_strict(data: bytes, where: str, *, floats: bool = False) -> Any:
         text.encode("utf-8")
         _refuse_surrogates(value)
     except UnicodeDecodeError as error:
-        raise MalformedError(f"{where}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at {error.start}") from error
+        raise MalformedError(
+            f"{where}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at {error.start}"
+        ) from error
     except json.JSONDecodeError as error:
-        raise MalformedError(f"{where}: expected JSON, found {error.msg} at line {error.lineno}, column {error.colno}") from error
+        raise MalformedError(
+            f"{where}: expected JSON, found {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from error
     except _Refusal as refusal:
         raise MalformedError(f"{where}: {refusal}") from refusal
     return value

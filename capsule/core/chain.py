@@ -67,7 +67,9 @@ def read(data: bytes, where: str) -> Chain:
             continue
         previous = chain.hashes[-1] if chain.hashes else None
         if entry.seq != number or entry.prev != previous:
-            chain.faults.append(f"{place}: expected event {number} after {previous}, found event {entry.seq} after {entry.prev}")
+            chain.faults.append(
+                f"{place}: expected event {number} after {previous}, found event {entry.seq} after {entry.prev}"
+            )
         chain.hashes.append(digest_of(line))
         chain.events.append(Event(entry.seq, entry.event, entry.attempt, entry.at, parsed))
     return chain

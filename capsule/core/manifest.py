@@ -1,7 +1,8 @@
 """The manifest: what was promised, immutable, and the same bytes on any machine.
 
 It holds the normalised protocol and only counts and digests of the two lists that lie beside it, the planned cells
-and the frozen sources. Its identity is the SHA-256 of its canonical bytes. No time, host, user or absolute path is in it.
+and the frozen sources. Its identity is the SHA-256 of its canonical bytes. No time, host, user or absolute path is in
+it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from capsule.core.errors import MalformedError
 from capsule.core.plan import Cell
 from capsule.core.protocol import Protocol
 from capsule.core.schema import Model, Natural, Text, first_error
-
-SCHEMA = "capsule.manifest/0"
 
 
 class SourceEntry(Model):

@@ -124,10 +124,11 @@ def _excluded(exclusions: Sequence[Exclusion], arm: str, workload: str) -> str |
 
 
 def shuffle(items: Sequence[T], seed: int, label: str) -> list[T]:
-    """Return `items` in the order drawn from `seed` and `label`.
+    r"""Return `items` in the order drawn from `seed` and `label`.
 
     Fisher-Yates: for i from n-1 down to 1 swap i with a number below i+1, drawn from the 64-bit big-endian words of
-    SHA-256("capsule.shuffle/0\\n" seed "\\n" label "\\n" counter), words at or above the largest multiple of i+1 skipped.
+    SHA-256("capsule.shuffle/0\n" seed "\n" label "\n" counter), words at or above the largest multiple of i+1
+    skipped.
     """
     result = list(items)
     words = _words(seed, label)

@@ -61,13 +61,13 @@ def tries(account: Account, manifest: str, ordinal: int) -> list[Attempt]:
 def deciding_attempt(manifest: Manifest, attempts: Sequence[Attempt]) -> Attempt | None:
     """Return the attempt that settles a process, or None while it is still to run (again)."""
     counts: dict[str, int] = {}
+    retries = {str(name): count for name, count in manifest.protocol.retry.items()}
     for attempt in attempts:
         if attempt.end is None or attempt.end.outcome in INTERRUPTED:
             continue
-        outcome = attempt.end.outcome
+        outcome: str = attempt.end.outcome
         counts[outcome] = counts.get(outcome, 0) + 1
-        allowed = dict(manifest.protocol.retry).get(outcome, 0) if outcome != "completed" else 0  # type: ignore[call-overload]
-        if outcome == "completed" or counts[outcome] > allowed:
+        if outcome == "completed" or counts[outcome] > retries.get(outcome, 0):
             return attempt
     return None
 
@@ -137,7 +137,10 @@ def outcome_of(process: Process, journal: Journal) -> tuple[str, str]:
         return "incomplete", words
     errors = [row for row in journal.rows.values() if row.error is not None]
     if errors:
-        return "trial_error", f"{len(errors)} of {len(process.cells)} cells raised; {errors[0].cell}: {errors[0].error}"
+        return (
+            "trial_error",
+            f"{len(errors)} of {len(process.cells)} cells raised; {errors[0].cell}: {errors[0].error}",
+        )
     return "completed", f"{len(process.cells)} cells"
 
 

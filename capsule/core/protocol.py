@@ -27,8 +27,6 @@ from capsule.core.schema import (
     Text,
 )
 
-SCHEMA = "capsule.protocol/0"
-
 ObservationType = Literal["float64", "float32", "float16", "int64", "uint64", "bool", "text"]
 FailureClass = Literal[
     "bad_records",
@@ -380,8 +378,8 @@ def _check_budget(budget: Budget) -> Iterator[Complaint]:
     if worst > milliseconds(budget.device_seconds):
         yield (
             ("budget", "device_seconds"),
-            f"expected at least one attempt's worst case ({worst / 1000:g} device-seconds: devices x (wall limit + kill "
-            f"grace + release grace)), found {budget.device_seconds}",
+            f"expected at least one attempt's worst case ({worst / 1000:g} device-seconds: devices x (wall limit + "
+            f"kill grace + release grace)), found {budget.device_seconds}",
         )
 
 

@@ -150,7 +150,11 @@ def encode(raw: Any, kind: str) -> Scalar:
     if kind == "bool":
         return raw if isinstance(raw, bool) else _refuse("true or false", raw)
     if kind == "text":
-        return raw if isinstance(raw, str) and len(raw) <= TEXT_MAX else _refuse(f"text of at most {TEXT_MAX} characters", raw)
+        return (
+            raw
+            if isinstance(raw, str) and len(raw) <= TEXT_MAX
+            else _refuse(f"text of at most {TEXT_MAX} characters", raw)
+        )
     if kind in _INTEGER:
         low, high = _INTEGER[kind]
         if isinstance(raw, str) and raw.lstrip("-").isascii() and raw.lstrip("-").isdigit() and len(raw) <= 20:
@@ -162,7 +166,7 @@ def encode(raw: Any, kind: str) -> Scalar:
 
 
 def _encode_float(raw: Any, kind: str) -> Scalar:
-    layout, _, mantissa_bits = _FLOAT[kind]
+    layout = _FLOAT[kind][0]
     if isinstance(raw, str):
         if raw.startswith("NaN:"):
             return _nan_text(raw, kind)

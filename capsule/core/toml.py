@@ -41,7 +41,9 @@ def read_protocol(data: bytes, file: str) -> Protocol:
         raise ProtocolError(f"{file}: expected a protocol, found nesting without end") from error
     schema = tree.get("schema")
     if schema is None and not tree:
-        raise ProtocolError(f"{file}: expected a protocol, found an empty file", hint="`capsule init` writes one to start from")
+        raise ProtocolError(
+            f"{file}: expected a protocol, found an empty file", hint="`capsule init` writes one to start from"
+        )
     converted = _convert(tree, (), text, file)
     try:
         protocol = Protocol.model_validate_json(json.dumps(converted))
@@ -101,7 +103,9 @@ def _words(item: Any) -> str:
 
 def _hint(details: Sequence[Any]) -> str | None:
     if any(item["type"] == "extra_forbidden" for item in details):
-        return "`capsule schema protocol` lists every key; an unknown one is refused so that a typing error cannot change the plan"
+        return (
+            "`capsule schema protocol` lists every key; unknown ones are refused, so that a slip cannot change the plan"
+        )
     return None
 
 
@@ -109,11 +113,12 @@ def _known(tree: Any, location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Return the part of a validation location that exists in the tree (unions add names of their own)."""
     known: list[str | int] = []
     for part in location:
-        if isinstance(tree, dict) and part in tree or isinstance(tree, list) and isinstance(part, int) and part < len(tree):
-            tree = tree[part]
-            known.append(part)
-        else:
+        inside_table = isinstance(tree, dict) and part in tree
+        inside_array = isinstance(tree, list) and isinstance(part, int) and part < len(tree)
+        if not inside_table and not inside_array:
             break
+        tree = tree[part]
+        known.append(part)
     return tuple(known)
 
 

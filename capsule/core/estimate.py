@@ -1,0 +1,113 @@
+"""Estimators over process starts: one number per start, then a Student-t interval over the starts.
+
+The start is the unit: cells inside a start share a process and are not independent, so they are averaged first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over starts and its two-sided confidence interval, in the unit of the estimate."""
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+
+
+def start_value(rule: str, numerator: Sequence[float], denominator: Sequence[float]) -> float | None:
+    """Return the one number of a start, or None where it does not exist.
+
+    `mean`: the mean of the numerator's cells. `difference`: mean minus mean. `log_ratio`: the mean natural logarithm of
+    the numerator's cells minus that of the denominator's; it needs values above zero.
+    """
+    if not numerator or (rule != "mean" and not denominator):
+        return None
+    if not all(math.isfinite(value) for value in (*numerator, *denominator)):
+        return None
+    if rule == "mean":
+        return _mean(numerator)
+    if rule == "difference":
+        return _mean(numerator) - _mean(denominator)
+    if min(*numerator, *denominator) <= 0:
+        return None
+    return _mean([math.log(value) for value in numerator]) - _mean([math.log(value) for value in denominator])
+
+
+def interval(values: Sequence[float], level: float) -> Interval:
+    """Return mean and Student-t interval of at least two starts at confidence `level` (0 to 1)."""
+    n = len(values)
+    mean = _mean(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    error = math.sqrt(variance / n)
+    half = t_quantile(0.5 + level / 2, n - 1) * error
+    return Interval(mean, mean - half, mean + half, error)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of Student's t distribution with `degrees` degrees of freedom.
+
+    Inverts the distribution function, which is an incomplete beta integral (Abramowitz and Stegun 26.7.1),
+    by bisection.
+    """
+    assert 0 < probability < 1, probability
+    assert degrees >= 1, degrees
+    if probability < 0.5:
+        return -t_quantile(1 - probability, degrees)
+    high = 1.0
+    while t_distribution(high, degrees) < probability:
+        high *= 2
+    return _bisect(lambda t: t_distribution(t, degrees) - probability, 0.0, high)
+
+
+def t_distribution(t: float, degrees: int) -> float:
+    """Return the probability that Student's t is at most `t` (not negative)."""
+    return 1 - 0.5 * _beta_regularised(degrees / (degrees + t * t), degrees / 2, 0.5)
+
+
+def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
+    while True:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            return middle
+        if function(middle) < 0:
+            low = middle
+        else:
+            high = middle
+
+
+def _beta_regularised(x: float, a: float, b: float) -> float:
+    """Return I_x(a, b), by the continued fraction of Abramowitz and Stegun 26.5.8 on the side where it converges."""
+    if x <= 0:
+        return 0.0
+    if x >= 1:
+        return 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_regularised(1 - x, b, a)
+    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(logarithm) / a / _beta_fraction(x, a, b)
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    """Evaluate 1 + d1/(1 + d2/(1 + …)) from the tail upwards; the number of terms grows until nothing changes."""
+    previous = math.nan
+    terms = 32
+    while terms <= 1 << 16:
+        value = 1.0
+        for n in range(terms, 0, -1):
+            m = n // 2
+            top = m * (b - m) if n % 2 == 0 else -(a + m) * (a + b + m)
+            value = 1 + top * x / ((a + n - 1) * (a + n)) / value
+        if value == previous:
+            return value
+        previous, terms = value, terms * 2
+    return previous

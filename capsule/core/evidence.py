@@ -1,0 +1,65 @@
+"""Evidence: a capsule's members as a reader handed them over, and what the checks have understood of them so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from capsule.core.attempt import Account
+from capsule.core.chain import Chain
+from capsule.core.manifest import FileDigest, Manifest, SourceEntry
+from capsule.core.plan import Cell
+from capsule.core.record import Journal
+from capsule.core.results import Results
+
+
+@dataclass
+class Evidence:
+    """A capsule's members as a reader handed them over; large ones only by digest.
+
+    `generations` are the manifests of the chain by number from 1, each a map of file name to bytes; `attempt_files`
+    the digests of every attempt's files; `table` the rows of the packed table, or the words for why it was not read.
+    """
+
+    container_findings: list[str] = field(default_factory=list)
+    member_findings: list[str] = field(default_factory=list)
+    members: set[str] = field(default_factory=set)
+    generations: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    ledger: bytes = b""
+    head: bytes = b""
+    attempt_files: dict[str, dict[str, FileDigest]] = field(default_factory=dict)
+    journals: dict[str, bytes] = field(default_factory=dict)
+    provenance: dict[str, bytes] = field(default_factory=dict)
+    sources: set[str] = field(default_factory=set)
+    table: list[dict[str, Any]] | str = ""
+    results: bytes = b""
+    identity: str | None = None
+
+
+@dataclass
+class Reading:
+    """What the checks have understood so far; a later check uses what an earlier one could read."""
+
+    evidence: Evidence
+    against: tuple[str, ...] = ()
+    signature_required: bool = False
+    manifests: list[Manifest] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    sources: dict[str | None, list[SourceEntry]] = field(default_factory=dict)
+    chain: Chain = field(default_factory=Chain)
+    account: Account = field(default_factory=Account)
+    journals: dict[str, Journal] = field(default_factory=dict)
+    results: Results | None = None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest in force: the last of the chain."""
+        return self.manifests[-1] if self.manifests else None
+
+
+class NotChecked(Exception):
+    """A check cannot be made; `required` says whether that leaves the capsule incomplete."""
+
+    def __init__(self, words: str, *, required: bool = True) -> None:
+        super().__init__(words)
+        self.required = required
