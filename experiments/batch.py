@@ -1,0 +1,77 @@
+"""A group: one prompt and its sampled responses, with everything the objective needs to know about each token.
+
+All tensors are inputs, never differentiated. A group is checked once, here; schedules trust it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from experiments.errors import ExperimentError
+
+
+class BatchError(ExperimentError):
+    """A prompt or response whose tensors do not belong together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """One sampled response; may be empty."""
+
+    tokens_D: Tensor
+    advantages_D: Tensor
+    reference_log_probs_D: Tensor
+
+    def __post_init__(self) -> None:
+        if self.tokens_D.ndim != 1 or self.tokens_D.dtype != torch.int64:
+            raise BatchError(f"response tokens: expected int64 [D], found {_found(self.tokens_D)}")
+        for name, values in (("advantages", self.advantages_D), ("reference", self.reference_log_probs_D)):
+            if values.shape != self.tokens_D.shape or not values.is_floating_point():
+                raise BatchError(
+                    f"response {name}: expected one float for each of {len(self)} tokens, found {_found(values)}"
+                )
+            if values.requires_grad or not bool(values.isfinite().all()):
+                raise BatchError(f"response {name}: expected finite constants")
+
+    def __len__(self) -> int:
+        return self.tokens_D.shape[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One prompt of at least one token and its responses, in their order."""
+
+    prompt_P: Tensor
+    responses: tuple[Response, ...]
+
+    def __post_init__(self) -> None:
+        if self.prompt_P.ndim != 1 or self.prompt_P.dtype != torch.int64 or not self.prompt_P.shape[0]:
+            raise BatchError(f"prompt: expected int64 [P] with P >= 1, found {_found(self.prompt_P)}")
+        if not self.responses:
+            raise BatchError("group: expected at least one response, found none")
+        if any(response.tokens_D.device != self.prompt_P.device for response in self.responses):
+            raise BatchError("group: expected prompt and responses on one device")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of tokens of every response."""
+        return tuple(len(response) for response in self.responses)
+
+    def to(self, device: str) -> "Group":
+        """Return the same group on another device."""
+        return Group(
+            self.prompt_P.to(device),
+            tuple(
+                Response(
+                    response.tokens_D.to(device),
+                    response.advantages_D.to(device),
+                    response.reference_log_probs_D.to(device),
+                )
+                for response in self.responses
+            ),
+        )
+
+
+def _found(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

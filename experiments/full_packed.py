@@ -1,0 +1,56 @@
+"""`full-packed`: microbatches of whole sequences, the schedule that users run and the baseline of every comparison.
+
+Each sequence is the prompt and its response, so the prompt is computed again for every response. Projections, norms,
+MLP and readout run packed over a microbatch's tokens; attention stays within each sequence.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from experiments.attention import SegmentedCausal
+from experiments.batch import Group, Response
+from experiments.family import LoopedModel
+from experiments.objective import Objective
+from experiments.readout import Scores, score
+
+
+def score_responses(
+    model: LoopedModel, prompt_P: Tensor, responses: Sequence[Response], loops: Sequence[int]
+) -> Scores:
+    """Return the scores of all tokens of some non-empty responses, in order, from one packed forward pass.
+
+    The last response token is never an input; the prompt's last position predicts the first response token.
+    """
+    prompt = prompt_P.shape[0]
+    lengths = [prompt + len(response) - 1 for response in responses]
+    tokens_T = torch.cat([part for response in responses for part in (prompt_P, response.tokens_D[:-1])])
+    device = tokens_T.device
+    positions_T = torch.cat([torch.arange(length, device=device) for length in lengths])
+    rows_N = torch.nonzero(positions_T >= prompt - 1).squeeze(1)
+    states = model.readout_states(tokens_T, positions_T, SegmentedCausal(lengths), loops)
+    targets_N = torch.cat([response.tokens_D for response in responses])
+    return score([state_TC[rows_N] for state_TC in states], model.head_VC, targets_N)
+
+
+def accumulate(
+    model: LoopedModel, group: Group, weights: Sequence[Tensor], objective: Objective, *, microbatch: int
+) -> Tensor:
+    """Add the group's gradient to the parameters' `.grad` and return its detached loss, a scalar.
+
+    `weights` is the group's part of the logical batch's token weights; at most `microbatch` responses run at once.
+    """
+    loops = objective.supervised_loops(model.loops)
+    total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
+    pairs = list(zip(group.responses, weights, strict=True))
+    for start in range(0, len(pairs), microbatch):
+        filled = [pair for pair in pairs[start : start + microbatch] if len(pair[0])]
+        if not filled:
+            continue
+        responses, slices = zip(*filled, strict=True)
+        scores = score_responses(model, group.prompt_P, responses, loops)
+        loss = objective.loss(scores, responses, slices, model.loops)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    return total
