@@ -58,14 +58,14 @@ Outcome = Literal[
 ]  # fmt: skip
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
-AttemptId = Annotated[str, StringConstraints(pattern=r"^a[0-9]{6}\Z")]
+AttemptId = Annotated[str, StringConstraints(pattern=r"^a[0-9]{6}$")]
 Unit = Literal["cpu", "gpu"]
 
 
 class Clock(Model):
     """One reading of every clock; durations are differences of `boottime_ms` under one `boot_id`."""
 
-    realtime: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\Z")]
+    realtime: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\.[0-9]{3}Z$")]
     boottime_ms: Natural
     monotonic_ms: Natural
     boot_id: str

@@ -11,7 +11,7 @@ from pydantic import StringConstraints
 PREFIX = "sha256:"
 HEX_PATTERN = r"[0-9a-f]{64}"
 
-Digest = Annotated[str, StringConstraints(pattern=rf"^sha256:{HEX_PATTERN}\Z")]
+Digest = Annotated[str, StringConstraints(pattern=rf"^sha256:{HEX_PATTERN}$")]
 """A digest as every manifest, ledger line and message carries it."""
 
 _FORM = re.compile(rf"sha256:{HEX_PATTERN}")

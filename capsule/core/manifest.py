@@ -33,7 +33,7 @@ class SourceEntry(Model):
     size: Natural
     sha256: Digest
     target: str | None
-    blob: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?\Z")] | None
+    blob: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None
     notes: tuple[str, ...]
 
 

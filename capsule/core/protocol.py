@@ -49,10 +49,10 @@ class Arm(Model):
     """One thing that is compared: a Python trial or a command, with its own parameters and source revision."""
 
     name: Name
-    trial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")] | None = None
+    trial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     parameters: Parameters = {}
-    revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?\Z")] | None = None
+    revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None = None
 
 
 class Workload(Model):
@@ -175,7 +175,7 @@ class Environment(Model):
     """What the machine must offer; what was found belongs to each attempt."""
 
     python: Text
-    packages: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+\Z")], str] = {}
+    packages: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")], str] = {}
     lock: Text | None = None
     driver: Text | None = None
 

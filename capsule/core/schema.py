@@ -93,10 +93,10 @@ DecimalText = Annotated[str, BeforeValidator(_decimal_text)]
 PositiveDecimal = Annotated[str, BeforeValidator(_positive_text)]
 NonNegativeDecimal = Annotated[str, BeforeValidator(_non_negative_text)]
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 """A name that is safe in a path and in a shell: lower-case letters, digits, `.`, `_` and `-`."""
 
-Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}\Z")]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """The name of an observation: it becomes a table column."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]

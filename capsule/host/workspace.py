@@ -1,0 +1,152 @@
+"""Where things are: the repository root, the frozen manifests beside a protocol, and what runs write.
+
+protocols/NAME.toml                         the protocol
+protocols/NAME.frozen/001/                  manifest.json, cells.jsonl, sources.jsonl, protocol.toml; read-only
+.capsule/NAME/ledger.jsonl, ledger.head.json
+.capsule/NAME/attempts/a000001/             what one attempt wrote
+.capsule/NAME/snapshots/<digest>/           materialised frozen sources
+.capsule/objects/                           frozen file contents by digest, shared by all protocols
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsule.core.errors import IncompleteError, MachineError, MalformedError, UsageError
+from capsule.core.manifest import Manifest, SourceEntry, list_digest, read_cells, read_sources
+from capsule.core.plan import Cell
+
+STATE = ".capsule"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One frozen manifest of a protocol's chain with its files as bytes."""
+
+    number: int
+    directory: Path
+    manifest: Manifest
+    files: dict[str, bytes]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The planned cells."""
+        return read_cells(self.files["cells.jsonl"], str(self.directory / "cells.jsonl"))
+
+    def sources(self, revision: str | None = None) -> list[SourceEntry]:
+        """The frozen sources of the work tree, or of another revision."""
+        name = sources_name(revision)
+        return read_sources(self.files[name], str(self.directory / name))
+
+
+def sources_name(revision: str | None) -> str:
+    """Return the file name of a source list: the work tree's, or that of a git revision."""
+    return f"sources-{revision}.jsonl" if revision else "sources.jsonl"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The places of one protocol."""
+
+    root: Path
+    protocol: Path
+
+    @property
+    def name(self) -> str:
+        """The protocol's name, which is its file's."""
+        return self.protocol.stem
+
+    @property
+    def frozen(self) -> Path:
+        """The folder of the protocol's frozen manifests."""
+        return self.protocol.with_name(f"{self.name}.frozen")
+
+    @property
+    def state(self) -> Path:
+        """The folder of all that runs of this protocol write."""
+        return self.root / STATE / self.name
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger file."""
+        return self.state / "ledger.jsonl"
+
+    @property
+    def head(self) -> Path:
+        """The ledger's head, kept outside it."""
+        return self.state / "ledger.head.json"
+
+    @property
+    def attempts(self) -> Path:
+        """The folder of attempts."""
+        return self.state / "attempts"
+
+    @property
+    def snapshots(self) -> Path:
+        """The folder of materialised sources."""
+        return self.state / "snapshots"
+
+    def generations(self) -> list[Generation]:
+        """Read every frozen manifest of the chain, oldest first; an empty list before the first freeze.
+
+        Raises:
+            MalformedError: a file is not what its manifest says; frozen files are never edited.
+        """
+        if not self.frozen.is_dir():
+            return []
+        return [_generation(path) for path in sorted(self.frozen.iterdir()) if path.name.isdigit()]
+
+    def current(self) -> Generation:
+        """Return the manifest in force.
+
+        Raises:
+            IncompleteError: nothing is frozen yet.
+        """
+        generations = self.generations()
+        if not generations:
+            raise IncompleteError(
+                f"expected a frozen manifest in {self.frozen}, found none",
+                hint=f"freeze the protocol first: capsule freeze {self.protocol}",
+            )
+        return generations[-1]
+
+
+def _generation(directory: Path) -> Generation:
+    files = {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
+    if "manifest.json" not in files:
+        raise MalformedError(f"{directory}: expected manifest.json, found {', '.join(files) or 'an empty folder'}")
+    manifest = Manifest.from_bytes(files["manifest.json"], str(directory / "manifest.json"))
+    expected = {"cells.jsonl": manifest.cells}
+    expected |= {sources_name(arm.revision): arm.sources for arm in manifest.arms}
+    expected["sources.jsonl"] = manifest.sources
+    for name, digest in expected.items():
+        if name not in files or list_digest(files[name]) != digest:
+            raise MalformedError(
+                f"{directory / name}: expected the list with {digest.sha256} that the manifest names, found another",
+                hint="frozen files are never edited; restore them from version control",
+            )
+    return Generation(int(directory.name), directory, manifest, files)
+
+
+def find_workspace(protocol: Path) -> Workspace:
+    """Find the workspace of a protocol file: the nearest folder above it with `.git` or `.capsule`, else its own.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    path = protocol.absolute()
+    if path.is_dir():
+        raise UsageError(f"expected a protocol file, found the folder {protocol}", hint=_candidates(path))
+    if not path.is_file():
+        raise UsageError(f"expected a protocol file, found nothing at {protocol}", hint=_candidates(path.parent))
+    try:
+        home = next((up for up in path.parents if (up / ".git").exists() or (up / STATE).is_dir()), path.parent)
+    except PermissionError as error:
+        raise MachineError(f"cannot look for the workspace of {protocol}: {error.strerror}") from error
+    return Workspace(home, path)
+
+
+def _candidates(folder: Path) -> str | None:
+    found = sorted(folder.glob("*.toml")) + sorted(folder.glob("protocols/*.toml"))
+    return f"protocols here: {', '.join(path.name for path in found[:5])}" if found else "`capsule init` writes one"
