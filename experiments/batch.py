@@ -73,5 +73,12 @@ class Group:
         )
 
 
+def microbatches(count: int, size: int) -> list[range]:
+    """Split the indices of `count` responses into runs of at most `size`, in order."""
+    if size < 1:
+        raise BatchError(f"microbatch: expected at least one response, found {size}")
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
 def _found(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from experiments.attention import SegmentedCausal
-from experiments.batch import Group, Response
+from experiments.batch import Group, Response, microbatches
 from experiments.family import LoopedModel
 from experiments.objective import Objective
 from experiments.readout import Scores, score
@@ -26,9 +26,9 @@ def score_responses(
     prompt = prompt_P.shape[0]
     lengths = [prompt + len(response) - 1 for response in responses]
     tokens_T = torch.cat([part for response in responses for part in (prompt_P, response.tokens_D[:-1])])
-    device = tokens_T.device
-    positions_T = torch.cat([torch.arange(length, device=device) for length in lengths])
-    rows_N = torch.nonzero(positions_T >= prompt - 1).squeeze(1)
+    places_T = torch.arange(sum(lengths), device=tokens_T.device)
+    positions_T = torch.cat([places_T[:length] for length in lengths])
+    rows_N = torch.cat([places[prompt - 1 :] for places in torch.split(places_T, lengths)])
     states = model.readout_states(tokens_T, positions_T, SegmentedCausal(lengths), loops)
     targets_N = torch.cat([response.tokens_D for response in responses])
     return score([state_TC[rows_N] for state_TC in states], model.head_VC, targets_N)
@@ -44,8 +44,8 @@ def accumulate(
     loops = objective.supervised_loops(model.loops)
     total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
     pairs = list(zip(group.responses, weights, strict=True))
-    for start in range(0, len(pairs), microbatch):
-        filled = [pair for pair in pairs[start : start + microbatch] if len(pair[0])]
+    for part in microbatches(len(pairs), microbatch):
+        filled = [pairs[index] for index in part if len(pairs[index][0])]
         if not filled:
             continue
         responses, slices = zip(*filled, strict=True)

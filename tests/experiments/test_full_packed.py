@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from experiments import dense_oracle, exactness, full_packed, ouro
+from experiments.batch import BatchError
 from experiments.exactness import FP32_GATE, FP32_PAIR_GATE, FP64_GATE, compare
 from experiments.objective import Mean, Objective, Supervision, published
 
@@ -112,6 +113,13 @@ def test_renormalised_microbatches_fail_the_gate(small_model, small_group):
         scores = full_packed.score_responses(model, group.prompt_P, [response], loops)
         (ALL.loss(scores, [response], ALL.token_weights([len(response)]), model.loops) / 3).backward()
     assert compare(exactness.gradients(model), truth).whole > 1e-3
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_microbatch_holds_a_response(small_model, small_group, size):
+    """Never an empty partition, whose gradient would be zero without an error."""
+    with pytest.raises(BatchError, match="at least one response"):
+        accumulate(small_model(), small_group(), microbatch=size)
 
 
 def test_the_oracle_refuses_to_judge_in_less_than_fp64(small_model, small_group):
