@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from experiments import full_packed
+from experiments import full_packed, prefix_serial
 from experiments.batch import Group
 from experiments.family import LoopedModel
 from experiments.objective import Objective
@@ -29,4 +29,5 @@ class Schedule(Protocol):
 
 SCHEDULES: Mapping[str, Schedule] = {
     "full-packed": full_packed.accumulate,
+    "prefix-serial": prefix_serial.accumulate,
 }
