@@ -1,0 +1,79 @@
+"""Taking the worst case of an attempt from the budget, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from capsule.core.attempt import Account, Refused, Reserved
+from capsule.core.errors import BudgetError, RefusedError
+from capsule.host.clock import ClockSource, read_clock
+from capsule.host.ledger import Ledger, Position, Transaction
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """An attempt whose worst case was taken from the budget; `position` is the ledger's end before its first event."""
+
+    attempt: str
+    reserved: Reserved
+    position: Position
+
+
+def reserve(
+    ledger: Ledger,
+    asked: Reserved,
+    *,
+    budget_ms: int,
+    attempts_max: int,
+    clock: ClockSource = read_clock,
+    before: Callable[[str], None] = lambda attempt: None,
+) -> Reservation:
+    """Take the worst case of an attempt from the budget; of several who race for the last of it one wins.
+
+    `budget_ms` is the frozen budget of the attempt's unit, for pilots the pilots' own. `before` is called with the
+    attempt's id before the event is written, so that whoever finds the reservation also finds what it left.
+
+    Raises:
+        BudgetError: the budget or the number of attempts does not allow it; the refusal is in the ledger.
+        RefusedError: the manifest is not the one in force.
+    """
+
+    def work(transaction: Transaction) -> Reservation:
+        account = transaction.account
+        if not asked.pilot and asked.manifest not in account.manifests[-1:]:
+            raise RefusedError(
+                f"expected to reserve under the manifest in force, found {asked.manifest}",
+                hint="the protocol was amended meanwhile; start again",
+            )
+        attempt = account.next_attempt()
+        refusal = _refusal(account, asked, budget_ms, attempts_max)
+        if refusal is not None:
+            reason, words = refusal
+            refused = Refused(
+                manifest=asked.manifest, process=asked.process, pilot=asked.pilot, reason=reason, words=words
+            )
+            transaction.append("refused", attempt, refused, clock())
+            raise BudgetError(words, hint="`capsule ledger` shows what was spent; a larger budget is an amendment")
+        position = transaction.position
+        before(attempt)
+        transaction.append("reserved", attempt, asked, clock())
+        return Reservation(attempt, asked, position)
+
+    return ledger.transaction(work)
+
+
+def _refusal(account: Account, asked: Reserved, budget_ms: int, attempts_max: int) -> tuple[str, str] | None:
+    held = account.held_ms(asked.unit, pilot=asked.pilot)
+    kind = "pilot " if asked.pilot else ""
+    if held + asked.reserved_ms > budget_ms:
+        return "budget", (
+            f"expected {asked.reserved_ms / 1000:g} {asked.unit}-seconds left of the {kind}budget for the worst case "
+            f"of one attempt, found {max(0, budget_ms - held) / 1000:g} of {budget_ms / 1000:g}"
+        )
+    counted = sum(
+        a.reserved is not None and a.refused is None and a.pilot == asked.pilot for a in account.attempts.values()
+    )
+    if counted >= attempts_max:
+        return "attempts_max", f"expected fewer than {attempts_max} {kind}attempts so far, found {counted}"
+    return None
