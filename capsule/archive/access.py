@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 from capsule.archive import index, layout, tar
 from capsule.archive.frames import decompress, measure
+from capsule.archive.members import lines_of
 from capsule.archive.model import ContainerError, fault
 from capsule.archive.source import Source
-from capsule.archive.table import lines_of
 from capsule.core.errors import IncompleteError
 
 MEMBER_SIZE_MAX = 1 << 28

@@ -19,9 +19,9 @@ TABLE = "9-TABLE"
 
 NAME_PATTERNS = (
     r"0-header\.json",
-    r"1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json(\.sig|\.tsr)?|protocol\.toml|sources\.jsonl)",
+    r"1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json(\.sig|\.tsr)?|protocol\.toml|sources(-[0-9a-f]{40,64})?\.jsonl)",
     r"2-ledger\.(head\.json|jsonl)",
-    r"3-attempts/a[0-9]{6}/(environment\.json|journal\.jsonl|provenance\.jsonl|stderr|stdout|telemetry\.jsonl)",
+    r"3-attempts/a[0-9]{6}/(environment\.json|journal\.jsonl|provenance\.jsonl|redactions\.jsonl|stderr|stdout|telemetry\.jsonl)",
     r"4-records/(rows|telemetry)\.parquet",
     rf"5-sources/{HEX_PATTERN}",
     rf"6-oracles/{HEX_PATTERN}",
@@ -39,6 +39,7 @@ HEADER_BYTES = canonical_line(
     {"digest": "sha256", "format": f"capsule-archive/{VERSION}", "frame_size_bytes": FRAME_SIZE}
 )
 IDENTITY_TAG = f"capsule-archive/{VERSION}\n".encode()
+"""Goes before the member lines in the digest that is the identity (C-22)."""
 CONTAINER_TAG = f"capsule-container/{VERSION}\n".encode()
 LINE_SIZE_MAX = 512
 

@@ -13,11 +13,12 @@ from typing import BinaryIO
 
 from capsule.archive import layout, tar
 from capsule.archive.frames import Decoded, decompress
-from capsule.archive.index import FrameLog, Index, encode_index, encode_seek_table
+from capsule.archive.index import Index, encode_index, encode_seek_table
+from capsule.archive.members import MemberLog, TableCheck, name_damage
 from capsule.archive.model import LIMITS, ContainerError, Finding, Limits, Sealed, fault, shown
 from capsule.archive.scan import FrameScan, decoded
 from capsule.archive.source import Source
-from capsule.archive.table import MemberLog, TableCheck, name_damage
+from capsule.archive.stream import TarStream, starts_table
 from capsule.core.digest import PREFIX, digest_of
 
 TABLE_KEPT_MAX = 1 << 26
@@ -113,88 +114,6 @@ def examine(
     return Examination(sealed, tuple(findings), count, kept)
 
 
-class _Raw:
-    """The tar inside the frames, read in order; logs each frame, and holds them to the frame rule (C-07)."""
-
-    def __init__(self, source: Source, frames: Iterator[Decoded | Finding]) -> None:
-        self._source = source
-        self._frames = frames
-        self._view = memoryview(b"")
-        self._current: Decoded | None = None
-        self.at = 0
-        self.offset = 0
-        self.position = 0
-        self.short_before = False
-        self.table_start: int | None = None
-        self.table_hasher = hashlib.sha256()
-        self.log = FrameLog()
-
-    def fill(self) -> bool:
-        """Make the next byte available; false at the end of the frames."""
-        if self.at < len(self._view):
-            return True
-        item = next(self._frames, None)
-        if item is None:
-            return False
-        if isinstance(item, Finding):
-            raise ContainerError(item)
-        frame = item.frame
-        if item.finding is not None:
-            raise ContainerError(item.finding)
-        self.short_before = self._current is not None and self._current.frame.raw_size < layout.FRAME_SIZE
-        if self.short_before and self.table_start is not None:
-            raise fault("C-07", frame.offset, "expected the last frame of the table to end the data, found one more")
-        self._current = item
-        self._view, self.at, self.offset = memoryview(item.raw), 0, frame.offset
-        self.log.append(frame.offset, len(frame.data), frame.raw_size, item.digest)
-        if self.table_start is not None:
-            self.table_hasher.update(frame.data)
-        return True
-
-    def begin_table(self) -> None:
-        """Declare that the member at the start of the current frame is the table."""
-        assert self._current is not None
-        self.table_start = len(self.log) - 1
-        self.table_hasher.update(self._current.frame.data)
-
-    def some(self, size: int) -> memoryview:
-        """Return at least one of the next `size` bytes, as many as the frame has."""
-        if not self.fill():
-            raise self.ended()
-        if self.at == 0 and self.short_before and self.table_start is None:
-            raise self.cut_short()
-        piece = self._view[self.at : self.at + size]
-        self.at += len(piece)
-        self.position += len(piece)
-        return piece
-
-    def exactly(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
-        pieces = []
-        while size:
-            pieces.append(self.some(size))
-            size -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def starts_table(self) -> bool:
-        """Whether the cursor stands at the start of a frame that begins like the header of the table."""
-        return self.fill() and self.at == 0 and starts_table(self._view)
-
-    def ended(self) -> ContainerError:
-        """Return the error for a tar that stops before its end."""
-        if self._source.available(1):
-            return fault(
-                "C-10", self._source.offset, "expected the table and two zero blocks before the index, found none"
-            )
-        return fault("C-02", self._source.offset, "expected more frames, found the end of the file")
-
-    def cut_short(self) -> ContainerError:
-        """Return the error for a frame that ends early."""
-        return fault(
-            "C-07", self.offset, f"expected a frame of {layout.FRAME_SIZE} raw bytes before this one, found fewer"
-        )
-
-
 class _Walk:
     """The state of one walk; `run` is the order of the checks."""
 
@@ -203,7 +122,7 @@ class _Walk:
         self._limits = limits
         self._scan = FrameScan(self._source)
         self._frames = decoded(self._scan, threads)
-        self._raw = _Raw(self._source, self._frames)
+        self._raw = TarStream(self._source, self._frames)
         self._members = MemberLog()
         self._sums = hashlib.sha256()
         self._sums_size = 0
@@ -250,7 +169,12 @@ class _Walk:
                 return size
             total += size
             if total > self._limits.size_bytes_max or len(self._members) >= self._limits.members_max:
-                raise fault("C-19", self._raw.offset, f"expected at most {self._limits}, found more", shown(name))
+                raise fault(
+                    "C-19",
+                    self._raw.offset,
+                    f"expected a file within the limits ({self._limits}), found more",
+                    shown(name),
+                )
             yield from self._member(name, size)
 
     def _header(self) -> tuple[str, int]:
@@ -364,6 +288,8 @@ class _Walk:
         raw = self._raw
         kept: list[Decoded] = []
         kept_size = 0
+        if raw.current is not None and raw.table_start is None and starts_table(raw.current.raw):
+            kept.append(raw.current)
         for item in self._frames:
             finding = item if isinstance(item, Finding) else item.finding
             if finding is not None:
@@ -387,6 +313,9 @@ class _Walk:
                 yield from name_damage(_Redecoded(kept), raw.log)
             except ContainerError as error:
                 yield error.finding
+        elif raw.table_start is None:
+            last = f"members after {self._last}" if self._last else "members"
+            yield Finding("C-20", None, self._source.offset, f"{last} are not named: no whole table follows")
 
     def _seal(self) -> Sealed:
         assert self._check is not None
@@ -420,9 +349,3 @@ class _Redecoded:
     def __iter__(self) -> Iterator[bytes]:
         for item in self._kept:
             yield decompress(item.frame.data, item.frame.raw_size, item.frame.offset)
-
-
-def starts_table(raw: bytes | memoryview) -> bool:
-    """Whether raw bytes begin like the header of the table."""
-    name = layout.TABLE.encode() + b"\0"
-    return raw[: len(name)] == name
