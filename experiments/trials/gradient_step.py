@@ -33,7 +33,7 @@ from experiments.trials.inputs import (
 
 
 class Cell(Protocol):
-    """What this trial reads of a planned cell."""
+    """What this trial reads of a planned cell; its arm's name and its place in the plan change no result."""
 
     @property
     def parameters(self) -> Mapping[str, object]:
