@@ -185,7 +185,7 @@ class _Walk:
         return tar.decode(header, offset)
 
     def _member(self, name: str, size: int) -> Iterator[Event]:
-        self._name = shown(name)
+        self._name = name
         findings = list(self._name_findings(name, size))
         yield from findings
         if not findings:
@@ -198,7 +198,7 @@ class _Walk:
             left -= len(data)
             if not findings:
                 yield Chunk(data)
-        if any(self._raw.exactly(tar.padding_size(size))):
+        if not self._raw.zeros(tar.padding_size(size)):
             yield self._finding("C-09", "expected zero bytes after the member, found others")
         digest_hex = hasher.hexdigest()
         yield from self._own_findings(name, size, digest_hex)
@@ -246,13 +246,13 @@ class _Walk:
             left -= len(data)
             yield from check.feed(data)
         yield from check.finish()
-        if any(raw.exactly(tar.padding_size(size))):
+        if not raw.zeros(tar.padding_size(size)):
             yield self._finding("C-09", "expected zero bytes after the member, found others")
         self._name = None
 
     def _end_of_tar(self) -> None:
         raw = self._raw
-        if any(raw.exactly(len(tar.END))):
+        if not raw.zeros(len(tar.END)):
             raise fault("C-10", raw.offset, "expected two zero blocks after the table, found other bytes")
         if raw.fill():
             raise fault("C-10", raw.offset, "expected nothing after the two zero blocks, found more")
@@ -334,10 +334,13 @@ class _Walk:
         if finding.code == "C-02":
             before = f"{len(self._members)} members, up to {self._last}," if self._last else "no member"
             message += f"; {before} came whole before it"
-        return replace(finding, member=finding.member or self._name, message=message)
+        return replace(finding, member=finding.member or self._shown(), message=message)
 
     def _finding(self, code: str, message: str) -> Finding:
-        return Finding(code, self._name, self._raw.offset, message)
+        return Finding(code, self._shown(), self._raw.offset, message)
+
+    def _shown(self) -> str | None:
+        return None if self._name is None else shown(self._name)
 
 
 class _Redecoded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from capsule.archive import layout
+from capsule.archive import layout, tar
 from capsule.archive.frames import Decoded
 from capsule.archive.index import FrameLog
 from capsule.archive.model import ContainerError, Finding, fault
@@ -74,6 +74,10 @@ class TarStream:
             pieces.append(self.some(size))
             size -= len(pieces[-1])
         return b"".join(pieces)
+
+    def zeros(self, size: int) -> bool:
+        """Read the next `size` bytes (at most two blocks); say whether all are zero."""
+        return self.exactly(size) == tar.END[:size]
 
     def starts_table(self) -> bool:
         """Whether the cursor stands at the start of a frame that begins like the header of the table."""

@@ -234,7 +234,8 @@ class _FrameSink:
         self._stream = stream
         self._level = level
         self._self_check = self_check
-        self._raw = bytearray()
+        self._pieces: list[memoryview] = []
+        self._left = layout.FRAME_SIZE
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="capsule-encode")
         self._waiting: deque[Future[tuple[bytes, int, bytes]]] = deque()
         self._waiting_max = threads + 1
@@ -245,24 +246,24 @@ class _FrameSink:
 
     def write(self, data: bytes | memoryview) -> None:
         """Add raw bytes."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data if isinstance(data, bytes) else bytes(data))  # the caller may reuse its buffer
         while view:
-            piece = view[: layout.FRAME_SIZE - len(self._raw)]
-            self._raw += piece
-            view = view[len(piece) :]
-            if len(self._raw) == layout.FRAME_SIZE:
+            piece, view = view[: self._left], view[self._left :]
+            self._pieces.append(piece)
+            self._left -= len(piece)
+            if not self._left:
                 self._submit()
 
     def cut(self) -> None:
         """End the current frame here and wait until everything is written."""
-        if self._raw:
+        if self._pieces:
             self._submit()
         while self._waiting:
             self._write_first()
 
     def begin_table(self) -> None:
         """Hash the bytes of the frames from here on for the index."""
-        assert not self._raw
+        assert not self._pieces
         assert not self._waiting
         self._in_table = True
 
@@ -279,9 +280,8 @@ class _FrameSink:
         self._pool.shutdown(cancel_futures=True)
 
     def _submit(self) -> None:
-        raw = bytes(self._raw)
-        self._raw.clear()
-        self._waiting.append(self._pool.submit(_seal, raw, self._level, self._self_check))
+        pieces, self._pieces, self._left = self._pieces, [], layout.FRAME_SIZE
+        self._waiting.append(self._pool.submit(_seal, pieces, self._level, self._self_check))
         if len(self._waiting) > self._waiting_max:
             self._write_first()
 
@@ -293,7 +293,8 @@ class _FrameSink:
         self.put(data)
 
 
-def _seal(raw: bytes, level: int, self_check: bool) -> tuple[bytes, int, bytes]:
+def _seal(pieces: list[memoryview], level: int, self_check: bool) -> tuple[bytes, int, bytes]:
+    raw = b"".join(pieces)
     data = frames.compress(raw, level)
     if self_check and not _is_frame_of(data, raw):
         raise MachineError(
