@@ -69,7 +69,7 @@ class Examination:
     kept: dict[str, bytes]
 
 
-def walk(stream: BinaryIO, *, threads: int = 2, limits: Limits = LIMITS) -> Iterator[Event]:
+def walk(stream: BinaryIO, *, threads: int = 2, limits: Limits = LIMITS) -> Generator[Event, None, None]:
     """Yield what a stream holds, in order: per member a start, chunks and an end; findings; one `End`.
 
     A member without `MemberEnd` is damaged. No event is given for a member with a name that is not allowed or not in
@@ -130,7 +130,7 @@ class _Walk:
         self._last = ""
         self._check: TableCheck | None = None
 
-    def run(self) -> Iterator[Event]:
+    def run(self) -> Generator[Event, None, None]:
         sound = True
         try:
             for event in self._events():

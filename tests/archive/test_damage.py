@@ -7,14 +7,27 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_forge import FRAME, MANIFEST, RESULTS, SMALL, Member, compress, forge, pack_with_writer
+from container_forge import (
+    FRAME,
+    LIBRARY_LINE,
+    MANIFEST,
+    RESULTS,
+    SMALL,
+    Member,
+    compress,
+    entry,
+    forge,
+    pack_with_writer,
+    with_lists,
+)
 from container_vectors import LONG, NOISE, RANDOM
 
-from capsule.archive.reader import Examination, examine
+from capsule.archive.reader import Examination, examine, walk
 
 
 class Dribble(io.RawIOBase):
@@ -193,3 +206,35 @@ def test_hostile_files_stay_within_memory(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert int(run.stdout) < 128 * 1024
+
+
+def test_every_changed_byte_of_the_tar_is_found_inside_sound_frames() -> None:
+    """Frames, index and seek table made anew around one changed byte of the tar: never sound."""
+    size = len(b"".join(entry(*member) for member in with_lists(SMALL)))
+    for position in range(size):
+        found = look(forge(body=lambda raw, at=position: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]))
+        assert found.sealed is None, position
+        assert found.findings[0].offset == 0
+
+
+def test_every_changed_byte_of_the_table_is_found_inside_sound_frames() -> None:
+    """The one thing that may differ is the library line: another library's file, of the same identity."""
+    whole = look(forge()).sealed
+    assert whole is not None
+    lines: list[bytes] = []
+    forge(table=lambda data: lines.append(data) or data)  # type: ignore[func-returns-value]
+    free = range(lines[0].index(LIBRARY_LINE), lines[0].index(LIBRARY_LINE) + len(LIBRARY_LINE))
+    for position in range(len(lines[0])):
+        sealed = look(forge(table=lambda raw, at=position: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])).sealed
+        if sealed is not None:
+            assert position in free
+            assert sealed.identity == whole.identity
+            assert sealed.container != whole.container
+
+
+def test_an_abandoned_walk_leaves_no_thread() -> None:
+    before = threading.active_count()
+    events = walk(io.BytesIO(pack_with_writer(LONG)), threads=2)
+    next(events)
+    events.close()
+    assert threading.active_count() == before
