@@ -1,0 +1,226 @@
+"""Device leases: one attempt a device at a time on this machine, held by a lock that dies with its last holder.
+
+Each device has one fixed file, never unlinked, in a folder shared by the whole machine; whoever holds its `flock` has
+the device. The descriptor is passed into the trial's process tree, so that the lease outlives a killed supervisor
+while a descendant keeps it. What the file says is for people and for the next holder: who holds it, since when, and
+what the last one left behind if it did not end in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from capsule.core.errors import BusyError, MachineError
+from capsule.core.schema import Model, Natural
+
+SHARED = 0o1777
+NETWORK_FILE_SYSTEMS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFE534D42: "SMB2",
+    0xFF534D42: "CIFS",
+    0x01021997: "9P",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x00C36400: "Ceph",
+    0x013111A8: "IBRIX",
+    0x5346414F: "AFS",
+}
+"""File systems by their magic number whose `flock` may not hold between processes or machines."""
+
+
+class Holder(Model):
+    """What a lease file says about its holder; `baseline` is that of the device when it was taken."""
+
+    protocol: str
+    attempt: str
+    pid: Natural
+    since: str
+    token: str
+    baseline: dict[str, int | str | None]
+
+
+@dataclass
+class Lease:
+    """The leases of one attempt; `inherited` is what earlier holders left in the files, by device."""
+
+    paths: dict[str, Path]
+    descriptors: dict[str, int]
+    inherited: dict[str, Holder] = field(default_factory=dict)
+
+    def write(self, holder: Holder) -> None:
+        """Say in every file who holds the device."""
+        for descriptor in self.descriptors.values():
+            data = holder.to_bytes()
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, data, 0)
+
+    def loss(self) -> str | None:
+        """Return words if a lease file was unlinked or replaced; the lock on it then guards nothing."""
+        for device, descriptor in self.descriptors.items():
+            own = os.fstat(descriptor)
+            try:
+                there = self.paths[device].lstat()
+            except OSError as error:
+                return f"the lease file {self.paths[device]} is gone: {error.strerror}"
+            if (own.st_dev, own.st_ino) != (there.st_dev, there.st_ino):
+                return f"the lease file {self.paths[device]} was replaced"
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+        return None
+
+    def clear(self) -> None:
+        """Leave nothing behind: the tree is empty and the device back at its baseline."""
+        for descriptor in self.descriptors.values():
+            os.ftruncate(descriptor, 0)
+
+    def release(self) -> None:
+        """Give the leases back; what the files say stays for the next holder unless `clear` was called."""
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+        self.descriptors = {}
+
+
+def lease_directory() -> Path:
+    """Return the machine-wide folder of leases: `CAPSULE_LEASE_DIR`, else one that every user arrives at."""
+    chosen = os.environ.get("CAPSULE_LEASE_DIR")
+    if chosen:
+        return Path(chosen)
+    try:
+        if Path("/run/lock").stat().st_mode & stat.S_IWOTH:
+            return Path("/run/lock/capsule")
+    except OSError:
+        pass
+    return Path("/tmp/capsule-leases")
+
+
+def lease_path(directory: Path, device: str) -> Path:
+    """Return the lease file of a device."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", device) or device.startswith("."):
+        raise MachineError(f"expected a device name of letters, digits, `-`, `_` and `.`, found {device!r}")
+    return directory / f"{device}.lease"
+
+
+def take(directory: Path, devices: Sequence[str], holder: Holder, *, wait_ms: int = 0) -> Lease:
+    """Take the leases of all devices or of none, waiting up to `wait_ms` for a holder to go.
+
+    Raises:
+        BusyError: a device is held; the message says by whom.
+        MachineError: the folder cannot be used, or is on a network file system.
+    """
+    _prepare(directory)
+    until = time.monotonic() + wait_ms / 1000
+    while True:
+        try:
+            return _take(directory, devices, holder)
+        except BusyError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.2)
+
+
+def _take(directory: Path, devices: Sequence[str], holder: Holder) -> Lease:
+    import fcntl
+
+    lease = Lease({}, {})
+    try:
+        for device in sorted(devices):
+            path = lease.paths[device] = lease_path(directory, device)
+            descriptor = lease.descriptors[device] = _open(path)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(_busy_words(device, read_holder(path)), hint=_HINT_BUSY) from None
+            left = read_holder(path)
+            if left is not None:
+                lease.inherited[device] = left
+        if not lease.inherited:
+            lease.write(holder)
+        loss = lease.loss()
+        if loss is not None:
+            raise BusyError(f"{loss} while it was being taken", hint="lease files are never deleted; try again")
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Return what a lease file says about its holder, or None if it says nothing that can be read."""
+    try:
+        return Holder.model_validate(json.loads(path.read_bytes()))
+    except (OSError, ValueError, ValidationError):
+        return None
+
+
+_HINT_BUSY = "wait for it with --wait, or choose another device; `capsule reconcile` settles what a crash left open"
+
+
+def _busy_words(device: str, holder: Holder | None) -> str:
+    if holder is None:
+        return f"device {device} is held by another process, which has not said who it is"
+    who = f"attempt {holder.attempt} of {holder.protocol}, pid {holder.pid}"
+    return f"device {device} is held by {who}, since {holder.since}"
+
+
+def _prepare(directory: Path) -> None:
+    """Make the folder as every user of the machine needs it, and refuse one on which locks do not hold."""
+    try:
+        try:
+            directory.mkdir(parents=True)
+            directory.chmod(SHARED)
+        except FileExistsError:
+            if not stat.S_ISDIR(directory.lstat().st_mode):
+                raise NotADirectoryError(f"{directory} is a link or a file") from None
+    except OSError as error:
+        raise MachineError(
+            f"{directory}: cannot hold device leases: {error.strerror or error}",
+            hint="set CAPSULE_LEASE_DIR to a folder on a local disk that every user of the devices shares",
+        ) from error
+    network = network_file_system(directory)
+    if network is not None:
+        raise MachineError(
+            f"{directory}: expected a local file system for device leases, found {network}",
+            hint="set CAPSULE_LEASE_DIR to a folder on a local disk that every user of the devices shares",
+        )
+
+
+def _open(path: Path) -> int:
+    """Open a lease file; creating comes last, since sticky folders refuse it for another user's file."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        try:
+            return os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                return os.open(path, flags)
+            os.fchmod(descriptor, 0o666)
+            return descriptor
+    except OSError as error:
+        raise MachineError(
+            f"{path}: cannot hold a device lease: {error.strerror}",
+            hint="the file must be a plain one that everyone may read and write",
+        ) from error
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the name of the network file system that a path is on, or None for a local one."""
+    buffer = ctypes.create_string_buffer(512)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), buffer) != 0:
+        return None
+    magic = int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], "little") & 0xFFFFFFFF
+    return NETWORK_FILE_SYSTEMS.get(magic)

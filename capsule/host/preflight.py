@@ -1,0 +1,98 @@
+"""What must hold before a trial starts: the frozen sources, idle devices, and nothing left of an earlier attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from capsule.core.manifest import read_sources
+from capsule.host.devices import Backend, backend_for
+from capsule.host.devices.base import Baseline
+from capsule.host.launch import SourceTree
+from capsule.host.lease import Holder
+from capsule.host.process import with_environment
+from capsule.host.store import verify_tree
+
+TREE = "CAPSULE_TREE"
+"""The environment variable whose value every process of one attempt's tree was started with."""
+
+
+class Refusal(Exception):
+    """Nothing may be started; `reason` is the word for the ledger."""
+
+    def __init__(self, reason: str, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class IdleDevices:
+    """The leased devices as they looked before anything ran on them."""
+
+    backends: Mapping[str, Backend]
+    baseline: Baseline
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment by which a child sees these devices only."""
+        first = next(iter(self.backends.values()))
+        return first.environment(list(self.backends))
+
+    def unclean(self) -> str | None:
+        """Return words on every device that is not back at its baseline; raises MachineError if one is lost."""
+        found = [backend.unclean(uuid, baseline_of(self.baseline, uuid)) for uuid, backend in self.backends.items()]
+        return "; ".join(words for words in found if words) or None
+
+
+def inspect_devices(
+    devices: Sequence[str], inherited: Mapping[str, Holder], exclusivity: Literal["required", "best_effort"]
+) -> IdleDevices:
+    """Look at leased devices.
+
+    Raises:
+        Refusal: a device is not idle, or not known to be where that is required.
+        MachineError: a device is not there or does not answer.
+    """
+    backends: dict[str, Backend] = {}
+    baseline: Baseline = {}
+    for uuid in devices:
+        backend = backends[uuid] = backend_for(uuid)
+        if uuid in inherited:
+            _check_inherited(uuid, inherited[uuid], backend)
+        found = backend.occupancy(uuid, own=())
+        if found.exclusivity == "contaminated":
+            raise Refusal("foreign_process", found.words)
+        if found.exclusivity == "unverifiable" and exclusivity == "required":
+            raise Refusal("unverifiable", f"exclusivity is required and cannot be proven: {found.words}")
+        baseline |= {f"{uuid}.{key}": value for key, value in backend.baseline(uuid).items()}
+    return IdleDevices(backends, baseline)
+
+
+def _check_inherited(uuid: str, left: Holder, backend: Backend) -> None:
+    """What a holder left that did not end in order: its processes, or a device that did not come back."""
+    who = f"attempt {left.attempt} of {left.protocol}"
+    alive = with_environment(TREE, left.token)
+    if alive:
+        pids = ", ".join(str(item.pid) for item in alive)
+        raise Refusal("busy", f"device {uuid} is still used by what {who} left running, pid {pids}")
+    words = backend.unclean(uuid, baseline_of(left.baseline, uuid)) if left.baseline else None
+    if words:
+        raise Refusal("device_unclean", f"{words}; {who} left it so")
+
+
+def baseline_of(baseline: Baseline, uuid: str) -> Baseline:
+    """Return one device's part of a baseline of several."""
+    start = f"{uuid}."
+    return {key.removeprefix(start): value for key, value in baseline.items() if key.startswith(start)}
+
+
+def source_drifts(trees: Sequence[SourceTree]) -> str | None:
+    """Hash every snapshot again; words on what is not as it was frozen."""
+    drifts = [
+        f"{drift} in the snapshot"
+        for tree in trees
+        for drift in verify_tree(read_sources(Path(tree.sources).read_bytes(), tree.sources), Path(tree.root))
+    ]
+    more = f"; {len(drifts) - 5} more" if len(drifts) > 5 else ""
+    return "; ".join(drifts[:5]) + more if drifts else None
