@@ -114,7 +114,6 @@ class Reserved(Model):
 
     manifest: Digest
     process: Natural
-    ordinal: Natural
     pilot: bool
     from_frozen: bool
     unit: Unit

@@ -29,7 +29,6 @@ REQUIRED_MEMBERS = (
     "8-README/VERIFY.md",
 )  # fmt: skip
 REQUIRED_OF_MANIFEST = ("cells.jsonl", "manifest.json", "protocol.toml", "sources.jsonl")
-REQUIRED_OF_ATTEMPT = ("environment.json", "journal.jsonl", "stderr", "stdout")
 
 
 def check_container(reading: Reading) -> Checking:
@@ -187,7 +186,7 @@ def check_attempt_states(reading: Reading) -> Checking:
         yield f"the ledger is that of {account.protocol}, the manifest that of {reading.manifest.protocol.name}"
     adopted = account.manifests
     chain = [manifest.identity for manifest in reading.manifests]
-    if adopted != chain[: len(adopted)] or len(adopted) < len(chain) - 1:
+    if adopted != chain[: len(adopted)]:
         yield f"expected the manifests {chain}, found {adopted} in the ledger"
     return f"{len(account.attempts)} attempts, each ended once"
 
@@ -292,19 +291,25 @@ def check_imports(reading: Reading) -> Checking:
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
     frozen = {(entry.path, entry.sha256) for entries in reading.sources.values() for entry in entries}
+    plan = {process.ordinal: process for process in processes(reading.cells)}
     modules = 0
-    for name, data in reading.evidence.provenance.items():
-        attempt = reading.account.attempts.get(name)
-        if attempt is None or attempt.pilot or not attempt.end or attempt.end.outcome not in COMPLETED:
+    for attempt in reading.account.attempts.values():
+        own = attempt.reserved is not None and attempt.reserved.manifest == reading.manifest.identity
+        if not own or attempt.pilot or attempt.end is None or attempt.end.outcome not in COMPLETED:
             continue
-        if attempt.reserved is None or attempt.reserved.manifest != reading.manifest.identity:
+        data = reading.evidence.provenance.get(attempt.id)
+        process = plan.get(attempt.reserved.process) if attempt.reserved else None
+        if data is None:
+            if process and any(reading.manifest.protocol.arm(cell.arm).trial for cell in process.cells):
+                yield f"{attempt.id}: expected a record of what its trial imported, found none"
             continue
-        for line in iterate_lines(data, f"3-attempts/{name}/provenance.jsonl"):
+        for line in iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"):
             modules += 1
             if line.get("origin") == "source" and (line.get("name"), line.get("sha256")) not in frozen:
-                yield f"{name}: module {line.get('module')} came from {line.get('name')}, not frozen with those bytes"
+                where = f"{line.get('name')}, which is not frozen with those bytes"
+                yield f"{attempt.id}: module {line.get('module')} came from {where}"
             elif line.get("origin") not in ("source", "distribution", "stdlib", "tool"):
-                yield f"{name}: module {line.get('module')} is neither frozen nor of an installed distribution"
+                yield f"{attempt.id}: module {line.get('module')} is neither frozen nor of an installed distribution"
     return f"{modules} imports"
 
 

@@ -69,20 +69,20 @@ _WORD_MIN = 26
 """Every token but an AWS key is at least this long a run of letters, digits, `-` and `_` in practice."""
 
 
-_SECRET_FILE = re.compile(
-    rb"\.env(?:\..*)?(?<!\.example)(?<!\.sample)(?<!\.template)(?<!\.dist)(?<!\.defaults)"
-    rb"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|[._]netrc|\.pypirc|\.pgpass|\.htpasswd|\.git-credentials"
-    rb"|credentials\.json|client_secret.*\.json|service[_-]account.*\.json|.*\.(?:p12|pfx|jks|keystore|kdbx|ppk)",
-    re.IGNORECASE | re.DOTALL,
+_SECRET_FILES = frozenset(
+    b".env id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk .netrc _netrc .pypirc .pgpass .htpasswd "
+    b".git-credentials credentials.json client_secret.json service_account.json service-account.json".split()
 )
+_SECRET_ENDINGS = (b".p12", b".pfx", b".jks", b".keystore", b".kdbx", b".ppk")
+_EXAMPLE_ENDINGS = (b".example", b".sample", b".template", b".dist", b".defaults")
 
 
-def secret_file_kind(path: bytes) -> str | None:
-    """Return the kind of secret that a file of this name holds by custom, or None."""
-    name = path.rpartition(b"/")[2]
-    if _SECRET_FILE.fullmatch(name) or path.endswith(b".aws/credentials"):
-        return "secret by name"
-    return None
+def is_secret_file(path: bytes) -> bool:
+    """Whether a file of this name holds a secret by custom; `.env.example` and its like do not."""
+    name = path[path.rfind(b"/") + 1 :].lower()
+    if name in _SECRET_FILES or name.endswith(_SECRET_ENDINGS) or path.endswith(b".aws/credentials"):
+        return True
+    return name.startswith(b".env.") and not name.endswith(_EXAMPLE_ENDINGS)
 
 
 def redact(data: bytes, secrets: Sequence[bytes] = ()) -> tuple[bytes, list[Redaction]]:
@@ -123,11 +123,12 @@ def token_kind(data: bytes) -> str | None:
     """Return the kind of the first well-known token or private key in a file's bytes, or None.
 
     Made for many small files: most are dismissed by a few searches. Shapes that need words around them, which examples
-    in documentation are full of, do not count here, nor do placeholders such as forty times `x`.
+    in documentation are full of, do not count here, nor do placeholders such as forty times `x`, nor AWS's keys for
+    some hours.
     """
     if b"-----BEGIN " in data and (match := _TOKEN.search(data)):
         return match.lastgroup
-    if (b"AKIA" in data or b"ASIA" in data) and (match := re.search(_TOKENS["aws_key"], data)):
+    if b"AKIA" in data and (match := re.search(_TOKENS["aws_key"], data)):
         return None if _is_placeholder(match.group()) else "aws_key"
     words = data.translate(_WORD)
     run = b"a" * _WORD_MIN

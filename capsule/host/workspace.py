@@ -97,8 +97,8 @@ class Workspace:
             return []
         return [_generation(path) for path in sorted(self.frozen.iterdir()) if path.name.isdigit()]
 
-    def current(self) -> Generation:
-        """Return the manifest in force.
+    def chain(self) -> list[Generation]:
+        """Read every frozen manifest of the chain, oldest first.
 
         Raises:
             IncompleteError: nothing is frozen yet.
@@ -109,7 +109,11 @@ class Workspace:
                 f"expected a frozen manifest in {self.frozen}, found none",
                 hint=f"freeze the protocol first: capsule freeze {self.protocol}",
             )
-        return generations[-1]
+        return generations
+
+    def current(self) -> Generation:
+        """Return the manifest in force; see `chain`."""
+        return self.chain()[-1]
 
 
 def _generation(directory: Path) -> Generation:

@@ -1,0 +1,61 @@
+# `make demo` and `make test` need Python 3.11 or newer, and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+# A package index that holds torch, for machines that should not fetch CUDA builds from the default one, e.g.
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+# What `make demo` may run on: any, cpu or gpu.
+DEVICE ?= any
+
+BIN := $(VENV)/bin
+CAPSULE := $(CURDIR)/$(BIN)/capsule
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+DEMO := build/demo
+PROTOCOL := protocols/0001-prefix-shared-gradients.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types check bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
+
+install: $(INSTALLED) ## make .venv with everything
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "capsule needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifneq ($(TORCH_INDEX),)
+	$(PIP) --index-url $(TORCH_INDEX) torch
+endif
+	$(PIP) --editable '.[experiments,dev]'
+	touch $@
+
+demo: $(INSTALLED) ## freeze, run, pack, verify and replay a real small experiment
+	rm -rf $(DEMO) && mkdir -p $(DEMO)/.capsule
+	cp -R experiments protocols constraints.txt $(DEMO)/
+	cd $(DEMO) && $(CAPSULE) freeze $(PROTOCOL)
+	cd $(DEMO) && $(CAPSULE) run $(PROTOCOL) --device $(DEVICE)
+	cd $(DEMO) && $(CAPSULE) pack $(PROTOCOL) --output demo.capsule
+	cd $(DEMO) && $(CAPSULE) verify demo.capsule
+	cd $(DEMO) && $(CAPSULE) replay demo.capsule --execute
+	cd $(DEMO) && $(CAPSULE) report demo.capsule --output report.md
+	@echo "The capsule is $(DEMO)/demo.capsule, its report $(DEMO)/report.md."
+
+test: $(INSTALLED) ## run the tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED) ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## check types
+	$(BIN)/mypy
+
+check: lint types test ## everything that CI runs but the demo
+
+bench: $(INSTALLED) ## run the benchmarks, by hand
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit; done
+
+clean: ## remove what make made
+	rm -rf build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache

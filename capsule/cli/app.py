@@ -1,0 +1,312 @@
+"""The commands: their arguments and help. Bodies import what they need, so that help costs no more than Typer does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="capsule",
+    help="Preregistered experiments and evidence capsules: freeze, run, pack, verify, replay.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Begin with `capsule init`. Exit codes: 0 done and intact, 1 checked and failed, 2 usage, 3 incomplete or "
+    "malformed, 4 refused, 5 the machine, 130 and 143 signals.",
+)
+
+ProtocolFile = Annotated[Path, typer.Argument(metavar="PROTOCOL", help="The protocol's TOML file.")]
+CapsuleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A capsule file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+
+
+@app.command(epilog="Example: capsule init study && cd study && capsule freeze protocol.toml")
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="A new or empty folder.")] = Path(),
+    json_: Json = False,
+) -> None:
+    """Start a workspace: a commented protocol and its trial."""
+    from capsule.cli import words
+    from capsule.steps.init import init as step
+
+    words.emit(json_, *words.initialised(directory, step(directory)))
+
+
+@app.command(epilog="Example: capsule freeze protocols/0001-speed.toml")
+def freeze(protocol: ProtocolFile, json_: Json = False) -> None:
+    """Promise a protocol: its immutable manifest.
+
+    Hashes the sources and writes the manifest beside the protocol; prints its digest. The same inputs give the same
+    bytes anywhere. Frozen already and equal is success; a change is refused and belongs into `capsule amend`.
+    """
+    from capsule.cli import words
+    from capsule.cli.progress import bar
+    from capsule.steps.freeze import freeze as step
+
+    with bar("hashing sources") as progress:
+        frozen = step(protocol, progress=progress)
+    words.emit(json_, *words.frozen(frozen))
+
+
+@app.command(epilog='Example: capsule amend protocols/0001-speed.toml --reason "the wall limit was too short"')
+def amend(
+    protocol: ProtocolFile,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is published.")],
+    json_: Json = False,
+) -> None:
+    """Freeze a changed protocol as an amendment.
+
+    Ledger and spent budget stay; what had been seen by then is derived from the ledger and goes into the manifest.
+    """
+    from capsule.cli import words
+    from capsule.cli.progress import bar
+    from capsule.steps.amend import amend as step
+
+    with bar("hashing sources") as progress:
+        frozen = step(protocol, reason, progress=progress)
+    words.emit(json_, *words.frozen(frozen))
+
+
+@app.command(epilog="Example: capsule run protocols/0001-speed.toml --device gpu")
+def run(
+    protocol: ProtocolFile,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it may cost.")] = False,
+    pilot: Annotated[bool, typer.Option("--pilot", help="Run one process, recorded and charged apart.")] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or gpu, where the protocol leaves it open.")
+    ] = None,
+    gpu: Annotated[list[str] | None, typer.Option("--gpu", metavar="UUID", help="Use this GPU.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a device that another run holds.")] = False,
+    from_frozen: Annotated[
+        bool, typer.Option("--from-frozen", help="Run the frozen sources although the work tree has changed.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Run attempts until all cells are done or the budget ends.
+
+    Goes on where an earlier run stopped or was killed. Interrupt once to stop in order, twice to kill at once.
+    """
+    from capsule.cli import words
+    from capsule.cli.progress import run_display
+    from capsule.steps.run import Request
+    from capsule.steps.run import run as step
+
+    request = Request(
+        protocol=protocol,
+        dry_run=dry_run,
+        pilot=pilot,
+        device=device,
+        gpus=tuple(gpu or ()),
+        wait=wait,
+        from_frozen=from_frozen,
+    )
+    with run_display() as display:
+        ran = step(request, display)
+    words.emit(json_, *words.ran(ran))
+    raise typer.Exit(words.run_exit_code(ran))
+
+
+@app.command(epilog="Example: capsule status protocols/0001-speed.toml --watch")
+def status(
+    protocol: ProtocolFile,
+    watch: Annotated[bool, typer.Option("--watch", help="Show again every two seconds until all is done.")] = False,
+    json_: Json = False,
+) -> None:
+    """Say where a protocol stands and what it cost."""
+    from capsule.cli import words
+    from capsule.steps.status import status as step
+
+    words.watch(lambda: words.status(step(protocol)), json_, watch)
+
+
+@app.command(epilog="Example: capsule ledger protocols/0001-speed.toml")
+def ledger(protocol: ProtocolFile, json_: Json = False) -> None:
+    """List every event of the ledger."""
+    from capsule.cli import words
+    from capsule.steps.status import ledger_events as step
+
+    words.emit(json_, *words.ledger(step(protocol)))
+
+
+@app.command(epilog="Example: capsule reconcile protocols/0001-speed.toml")
+def reconcile(protocol: ProtocolFile, json_: Json = False) -> None:
+    """Settle what a crash left open.
+
+    Charges the upper bound; a second call changes nothing. `capsule run` does this by itself.
+    """
+    from capsule.cli import words
+    from capsule.steps.reconcile import reconcile as step
+
+    words.emit(json_, *words.reconciled(step(protocol)))
+
+
+@app.command(epilog="Example: capsule pack protocols/0001-speed.toml --output speed.capsule")
+def pack(
+    protocol: ProtocolFile,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; default: beside the protocol.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be packed.")] = False,
+    json_: Json = False,
+) -> None:
+    """Put all evidence into one capsule."""
+    from capsule.cli import words
+    from capsule.cli.progress import bar
+    from capsule.host.workspace import find_workspace
+    from capsule.steps import pack as step
+
+    if dry_run:
+        items, _ = step.plan(find_workspace(protocol))
+        words.emit(json_, *words.planned(items))
+        return
+    with bar("packing") as progress:
+        packed = step.pack(protocol, output, progress=progress)
+    words.emit(json_, *words.packed(packed))
+
+
+@app.command(epilog="Example: capsule verify speed.capsule --against sha256:…")
+def verify(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A capsule file, or - for standard input.")],
+    against: Annotated[
+        list[str] | None, typer.Option("--against", metavar="DIGEST", help="An identity published elsewhere.")
+    ] = None,
+    require_signature: Annotated[
+        bool, typer.Option("--require-signature", help="An unsigned capsule is incomplete.")
+    ] = False,
+    fail_on_outcome: Annotated[
+        bool, typer.Option("--fail-on-outcome", help="Exit 1 unless every hypothesis is supported.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Check a capsule, hostile or honest.
+
+    Every check by name; integrity and outcome are two answers. Never executes, never extracts.
+    """
+    import sys
+
+    from capsule.cli import words
+    from capsule.steps.verify import open_capsule
+    from capsule.steps.verify import verify as step
+
+    with sys.stdin.buffer if file == "-" else open_capsule(Path(file)) as stream:
+        verdict = step(stream, against=against or (), signature_required=require_signature)
+    words.emit(json_, *words.verdict(verdict))
+    raise typer.Exit(words.verdict_exit_code(verdict, fail_on_outcome))
+
+
+@app.command(epilog="Example: capsule replay speed.capsule --execute --limit 4")
+def replay(
+    file: CapsuleFile,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run the capsule's own code on this CPU to recompute observations.")
+    ] = False,
+    cells: Annotated[str, typer.Option("--cells", help="Recompute these cells, e.g. c000001,c000007.")] = "",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Recompute at most so many cells.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new folder for the replay's own records.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Derive a capsule's tables and verdict again.
+
+    With --execute, recompute chosen observations on this CPU and compare them by the frozen tolerance.
+    """
+    import sys
+
+    from capsule.cli import words
+    from capsule.cli.progress import bar
+    from capsule.steps.replay import replay as step
+
+    if execute:
+        print(f"capsule: --execute runs the code inside {file}, after verification", file=sys.stderr)
+    chosen = tuple(name for name in cells.split(",") if name)
+    with bar("recomputing") as progress:
+        replayed = step(file, execute=execute, cells=chosen, limit=limit, output=output, progress=progress)
+    words.emit(json_, *words.replayed(replayed))
+    raise typer.Exit(words.replay_exit_code(replayed))
+
+
+@app.command(epilog="Example: capsule report speed.capsule --output report.md")
+def report(
+    file: CapsuleFile,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here; default: standard output.")] = None,
+    json_: Json = False,
+) -> None:
+    """Write a Markdown report with every cell."""
+    from capsule.cli import words
+    from capsule.steps.report import report as step
+
+    words.emit(json_, *words.reported(step(file), output))
+
+
+@app.command(epilog="Example: capsule show speed.capsule 7-results/results.json")
+def show(
+    file: CapsuleFile,
+    member: Annotated[str | None, typer.Argument(help="A member's name; without it, all are listed.")] = None,
+    json_: Json = False,
+) -> None:
+    """List a capsule's members, or print one."""
+    from capsule.cli import words
+    from capsule.steps import show as step
+
+    if member is None:
+        words.emit(json_, *words.members(step.members(file)))
+    else:
+        words.emit_bytes(json_, member, step.member(file, member))
+
+
+@app.command(epilog="Example: capsule extract speed.capsule sources --sources")
+def extract(
+    file: CapsuleFile,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    sources: Annotated[bool, typer.Option("--sources", help="Write the frozen source tree instead.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write a sound capsule's files below a fresh folder."""
+    from capsule.cli import words
+    from capsule.steps import extract as step
+
+    names = step.extract_sources(file, directory) if sources else step.extract(file, directory)
+    words.emit(json_, *words.extracted(directory, names))
+
+
+@app.command(epilog="Example: capsule schema protocol")
+def schema(
+    name: Annotated[str, typer.Argument(help="protocol, manifest, cell, source, event, results or verdict.")],
+    json_: Json = False,
+) -> None:
+    """Print the JSON Schema of one of the formats."""
+    from capsule.cli import words
+    from capsule.steps.schema import schema as step
+
+    words.emit(True, step(name), "")
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """Say what this machine offers."""
+    from capsule.cli import words
+    from capsule.steps.doctor import doctor as step
+
+    words.emit(json_, *words.examined(step()))
+
+
+@app.command(epilog="Example: capsule clean protocols/0001-speed.toml")
+def clean(protocol: ProtocolFile, json_: Json = False) -> None:
+    """Remove what can be made again; never evidence."""
+    from capsule.cli import words
+    from capsule.steps.clean import clean as step
+
+    words.emit(json_, *words.cleaned(step(protocol)))
+
+
+@app.command(epilog="Example: capsule completion bash >> ~/.bashrc")
+def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")], json_: Json = False) -> None:
+    """Print the completion script for a shell."""
+    from capsule.cli import words
+    from capsule.cli.completion import script
+
+    words.emit(json_, {"shell": shell, "script": script(shell)}, script(shell))

@@ -1,0 +1,99 @@
+"""The one place that turns an error into words and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from capsule.core.errors import CapsuleError, MachineError
+
+BUG_EXIT_CODE = 70
+
+
+def guarded(arguments: Sequence[str]) -> int:
+    """Run the command line; every failure becomes `capsule: error: …` and a code, never a traceback."""
+    wants_json = "--json" in arguments
+    try:
+        from capsule.cli.app import app
+
+        try:
+            code = app(args=list(arguments), prog_name="capsule", standalone_mode=False)
+            sys.stdout.flush()
+        except CapsuleError as error:
+            return report(error, wants_json)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                return _closed_pipe()
+            return report(_machine(error), wants_json)
+        except Exception as error:
+            if hasattr(error, "format_message"):  # click's own errors, wherever Typer keeps click
+                return _usage(error, wants_json)
+            if type(error).__name__ in ("Exit", "Abort"):
+                return int(getattr(error, "exit_code", 130))
+            return _bug(error)
+    except KeyboardInterrupt:
+        print("capsule: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return code if isinstance(code, int) else 0
+
+
+def report(error: CapsuleError, wants_json: bool) -> int:
+    """Print an error for people on stderr, and as an object on stdout if that was asked for."""
+    _say(error.message, error.hint)
+    if wants_json:
+        _object({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
+    return error.exit_code
+
+
+def _machine(error: OSError) -> MachineError:
+    where = f" ({error.filename})" if error.filename else ""
+    hint = "free some space and run the command again" if error.errno == errno.ENOSPC else None
+    return MachineError(f"the machine refused: {error.strerror or error}{where}", hint=hint)
+
+
+def _usage(error: Exception, wants_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "capsule"
+    message = error.format_message()  # type: ignore[attr-defined]
+    hint = f"{command} --help"
+    _say(message, hint)
+    if wants_json:
+        _object({"error": {"code": "usage", "message": message, "hint": hint}})
+    return 2
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("CAPSULE_TRACEBACK"):
+        raise error
+    _say(
+        f"a bug in capsule: {type(error).__name__}: {error}",
+        "please report it; CAPSULE_TRACEBACK=1 shows where it happened",
+    )
+    return BUG_EXIT_CODE
+
+
+def _say(message: str, hint: str | None) -> None:
+    try:
+        for line in message.splitlines() or [""]:
+            print(f"capsule: error: {line}", file=sys.stderr)
+        if hint:
+            print(f"capsule: hint: {hint}", file=sys.stderr)
+    except OSError:
+        pass
+
+
+def _object(value: dict[str, object]) -> None:
+    try:
+        print(json.dumps(value, indent=2), flush=True)
+    except OSError:
+        _closed_pipe()
+
+
+def _closed_pipe() -> int:
+    """Nobody reads any more: be quiet, also when the interpreter flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

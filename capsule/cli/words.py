@@ -1,0 +1,377 @@
+"""What each command says: one JSON object, and the same for people. No command prints anywhere else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capsule.cli.progress import duration
+
+if TYPE_CHECKING:
+    from capsule.core.verdict import Verdict
+    from capsule.steps.clean import Cleaned
+    from capsule.steps.doctor import Finding
+    from capsule.steps.freeze import Frozen
+    from capsule.steps.pack import Item, Packed
+    from capsule.steps.reconcile import Settlement
+    from capsule.steps.replay import Replay
+    from capsule.steps.run import Ran
+    from capsule.steps.status import Status
+
+Said = tuple[Any, str]
+"""The JSON object of a command, and its words."""
+
+COLOURS = {"good": "32", "bad": "31", "doubt": "33", "faint": "2"}
+
+
+def emit(wants_json: bool, value: Any, text: str) -> None:
+    """Print the object or the words on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False) if wants_json else text.rstrip("\n"))
+
+
+def emit_bytes(wants_json: bool, name: str, data: bytes) -> None:
+    """Print a member's bytes as they are, or as an object."""
+    if wants_json:
+        emit(True, {"member": name, "size_bytes": len(data), "base64": base64.b64encode(data).decode()}, "")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+
+
+def paint(text: str, mood: str) -> str:
+    """Colour a word on a terminal that takes colours."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{COLOURS[mood]}m{text}\x1b[0m"
+
+
+def safe(text: str) -> str:
+    """Show control and direction characters of a stranger's text instead of obeying them."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def columns(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
+    """Align rows under a head; the last column is not padded."""
+    lines = [[safe(value) for value in row] for row in (head, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    padded = ["  ".join(v.ljust(w) for v, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([paint(padded[0], "faint"), *padded[1:]])
+
+
+def watch(read: Callable[[], Said], wants_json: bool, repeat: bool) -> None:
+    """Say where things stand, once, or again until nothing is open or remains."""
+    while True:
+        value, text = read()
+        if repeat and sys.stdout.isatty() and not wants_json:
+            sys.stdout.write("\x1b[H\x1b[2J")
+        emit(wants_json, value, text)
+        sys.stdout.flush()
+        if not repeat or value["done"]:
+            return
+        time.sleep(2)
+
+
+def initialised(directory: Path, paths: Sequence[Path]) -> Said:
+    """Say what `init` wrote."""
+    text = "\n".join(f"wrote {path}" for path in paths)
+    where = f"cd {directory} && " if str(directory) != "." else ""
+    return {"written": [str(path) for path in paths]}, f"{text}\nnext: {where}capsule freeze protocol.toml"
+
+
+def frozen(result: Frozen) -> Said:
+    """Say what was frozen."""
+    manifest = result.generation.manifest
+    for warning in result.warnings:
+        print(f"capsule: note: {safe(warning)}", file=sys.stderr)
+    value = {
+        "manifest": result.identity,
+        "generation": result.generation.number,
+        "written": result.written,
+        "cells": manifest.cells.count,
+        "sources": manifest.sources.count,
+        "directory": str(result.generation.directory),
+        "supersedes": manifest.supersedes.manifest if manifest.supersedes else None,
+        "warnings": result.warnings,
+    }
+    verb = "frozen" if result.written else "frozen already, unchanged"
+    counts = f"{manifest.cells.count} planned cells, {manifest.sources.count} source files"
+    return value, f"{result.identity}\n{verb}: {counts}, in {os.path.relpath(result.generation.directory)}"
+
+
+def ran(result: Ran) -> Said:
+    """Say what a run did and what remains."""
+    value = {
+        "protocol": result.protocol,
+        "manifest": result.manifest,
+        "dry_run": result.dry_run,
+        "pilot": result.pilot,
+        "device": result.device,
+        "attempts": [
+            {
+                "attempt": a.id,
+                "process": a.process,
+                "outcome": a.outcome,
+                "evidence": a.evidence,
+                "debited_ms": a.debited_ms,
+            }
+            for a in result.attempts
+        ],
+        "cells": result.cells,
+        "remaining_processes": result.remaining,
+        "stopped": result.stopped,
+        "budget_ms": result.budget_ms,
+        "held_ms": result.held_ms,
+        "reserved_ms": result.reserved_ms,
+    }
+    left = f"{result.remaining} process{'es' if result.remaining != 1 else ''} to run"
+    budget = f"{result.held_ms / 1000:.1f} of {result.budget_ms / 1000:g} {result.unit}-seconds spent"
+    if result.dry_run:
+        worst = f"each may cost {result.reserved_ms / 1000:g} {result.unit}-seconds at worst"
+        return value, f"{left} on {result.device}; {worst}; {budget}"
+    cells = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in result.cells.items())
+    charged = sum(attempt.debited_ms for attempt in result.attempts) / 1000
+    lines = [f"cells: {cells}", f"charged now: {charged:.1f} {result.unit}-seconds; {budget}"]
+    if result.stopped:
+        lines.append(f"stopped: {safe(result.stopped)}")
+    if result.remaining:
+        lines.append(f"remaining: {left}")
+    return value, "\n".join(lines)
+
+
+def run_exit_code(result: Ran) -> int:
+    """Return 4 when the frozen rules stopped the run before its end, else 0."""
+    return 4 if result.stopped and not result.dry_run else 0
+
+
+def status(result: Status) -> Said:
+    """Say where a protocol stands."""
+    value = {
+        "protocol": result.protocol,
+        "manifest": result.manifest,
+        "generation": result.generation,
+        "cells": result.cells,
+        "processes": result.processes,
+        "remaining_processes": len(result.remaining),
+        "done": not result.remaining and not any(attempt.open for attempt in result.attempts),
+        "attempts": [
+            {
+                "attempt": a.id,
+                "state": a.state,
+                "process": source.process if (source := a.reserved or a.refused) else None,
+                "pilot": a.pilot,
+                "outcome": a.end.outcome if a.end else "refused" if a.refused else None,
+                "evidence": a.end.evidence if a.end else a.refused.words if a.refused else None,
+                "held_ms": a.held_ms,
+                "since": a.first.realtime if a.first else None,
+            }
+            for a in result.attempts
+        ],
+        "budgets": [
+            {"unit": b.unit, "pilot": b.pilot, "budget_ms": b.budget_ms, "held_ms": b.held_ms} for b in result.budgets
+        ],
+    }
+    cells = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in result.cells.items())
+    lines = [
+        f"{result.protocol}, manifest {result.generation}: {result.manifest}",
+        f"cells: {cells}",
+        f"processes: {result.processes - len(result.remaining)} of {result.processes} done",
+    ]
+    for b in result.budgets:
+        kind = "pilot budget" if b.pilot else "budget"
+        lines.append(f"{kind}: {b.held_ms / 1000:.1f} of {b.budget_ms / 1000:g} {b.unit}-seconds spent or reserved")
+    rows = [
+        (
+            entry["attempt"],
+            "-" if entry["process"] is None else str(entry["process"]),
+            "pilot" if entry["pilot"] else "",
+            str(entry["outcome"] or entry["state"]),
+            f"{entry['held_ms'] / 1000:.3f}",
+            str(entry["evidence"] or "")[:90],
+        )
+        for entry in value["attempts"]  # type: ignore[attr-defined]
+    ]
+    if rows:
+        lines += ["", columns(rows, ("attempt", "process", "", "outcome", "device-s", "why"))]
+    return value, "\n".join(lines)
+
+
+def ledger(events: list[dict[str, Any]]) -> Said:
+    """List a ledger's events."""
+    rows = [
+        (str(e["seq"]), e["at"]["realtime"], e["attempt"] or "", e["event"], json.dumps(e["data"])[:100])
+        for e in events
+    ]
+    return {"events": events}, columns(rows, ("seq", "time", "attempt", "event", "data"))
+
+
+def reconciled(settlements: Sequence[Settlement]) -> Said:
+    """Say what `reconcile` found."""
+    value = {"attempts": [{"attempt": s.attempt, "action": s.action, "words": s.words} for s in settlements]}
+    if not settlements:
+        return value, "nothing was open"
+    return value, columns([(s.attempt, s.action, s.words) for s in settlements], ("attempt", "action", ""))
+
+
+def planned(items: Sequence[Item]) -> Said:
+    """List what would be packed."""
+    value = {"members": [{"name": item.name, "size_bytes": item.size} for item in items]}
+    return value, columns([(str(item.size), item.name) for item in items], ("bytes", "member"))
+
+
+def packed(result: Packed) -> Said:
+    """Say what was packed."""
+    value = {
+        "file": str(result.path),
+        "capsule": result.sealed.identity,
+        "members": result.sealed.members,
+        "size_bytes": result.sealed.size_bytes,
+        "outcome": result.results.outcome,
+    }
+    size = f"{result.sealed.size_bytes / 1e6:.2f} MB"
+    text = f"{result.sealed.identity}\npacked {result.sealed.members} members into {result.path} ({size})"
+    return value, f"{text}\npublish this identity elsewhere: only then can nobody rebuild the capsule unnoticed"
+
+
+def verdict(result: Verdict) -> Said:
+    """Say what verifying found, check by check."""
+    moods = {"passed": "good", "failed": "bad", "not_checked": "doubt"}
+    width = max(len(check.name) for check in result.checks)
+    lines = []
+    for check in result.checks:
+        status_word = paint(check.status.replace("_", " ").ljust(11), moods[check.status])
+        lines.append(f"{check.id}  {check.name.ljust(width)}  {status_word}  {safe(check.words)}".rstrip())
+        lines += [f"      - {safe(finding)}" for finding in check.findings]
+    lines += ["", *_answers(result)]
+    return result.to_json(), "\n".join(lines)
+
+
+def _answers(result: Verdict) -> list[str]:
+    mood = {"intact": "good", "incomplete": "doubt", "broken": "bad"}[result.integrity]
+    lines = [
+        f"integrity: {paint(result.integrity, mood)}{'' if result.signed else ', unsigned'}",
+        f"outcome:   {result.outcome}",
+    ]
+    lines += [f"  {item.decision.ljust(12)}  {item.hypothesis}: {safe(item.claim)}" for item in result.hypotheses]
+    return lines
+
+
+def verdict_exit_code(result: Verdict, fail_on_outcome: bool) -> int:
+    """Return 0 for intact, 1 for broken, 3 for incomplete; the outcome counts only when asked."""
+    code = {"intact": 0, "broken": 1, "incomplete": 3}[result.integrity]
+    return code or int(fail_on_outcome and result.outcome != "supported")
+
+
+def replayed(result: Replay) -> Said:
+    """Say what was derived again and what was recomputed."""
+    observations = [
+        {"cell": r.cell, "observation": r.observation, "answer": r.answer, "words": r.words}
+        for r in result.observations
+    ]
+    value = {
+        "verdict": result.verdict.to_json(),
+        "results": result.results.to_json() if result.results else None,
+        "observations": observations,
+    }
+    lines = _answers(result.verdict)
+    if result.results:
+        lines += ["", *_result_lines(result)]
+    if observations:
+        counts: dict[str, int] = {}
+        for item in result.observations:
+            counts[item.answer] = counts.get(item.answer, 0) + 1
+        cells = len({item.cell for item in result.observations})
+        summary = ", ".join(f"{count} {answer.replace('_', ' ')}" for answer, count in sorted(counts.items()))
+        lines += ["", f"recomputed {cells} cells: {summary}"]
+        lines += [
+            f"  {item.cell} {item.observation}: {item.answer.replace('_', ' ')}: {safe(item.words)}"
+            for item in result.observations
+            if item.answer == "different" or (item.answer == "not_verified" and "measured" not in item.words)
+        ]
+    return value, "\n".join(lines)
+
+
+def _result_lines(result: Replay) -> list[str]:
+    import math
+
+    assert result.results is not None
+    rules = {estimate.name: estimate for estimate in result.manifest.protocol.estimates}
+    rows = []
+    for item in result.results.estimates:
+        rule = rules[item.estimate]
+        sides = f"{rule.numerator} / {rule.denominator}" if rule.denominator else rule.numerator
+        if item.mean is None or item.low is None or item.high is None:
+            rows.append((item.workload, sides, item.withheld or "", ""))
+            continue
+        values = [float(item.mean), float(item.low), float(item.high)]
+        if rule.rule == "log_ratio":
+            values = [math.exp(min(value, 700.0)) for value in values]
+        shown = f"{values[0]:.3g} [{values[1]:.3g}, {values[2]:.3g}]"
+        rows.append(
+            (
+                item.workload,
+                f"{rule.observation}: {sides}",
+                shown,
+                f"{100 * float(item.level):g} % over {len(item.starts)} starts",
+            )
+        )
+    lines = [columns(rows, ("workload", "ratio or mean of", "estimate [interval]", ""))] if rows else []
+    gates = [(g.gate, str(g.passed), str(g.failed), str(g.missing)) for g in result.results.gates]
+    if gates:
+        lines += ["", columns(gates, ("gate", "passed", "failed", "no value"))]
+    for charge in result.results.charges:
+        attempts = ", ".join(f"{count} {name}" for name, count in sorted(charge.attempts.items()))
+        pilot = "pilot " if charge.pilot else ""
+        spent = f"{charge.debited_ms / 1000:.1f} of {charge.budget_ms / 1000:g} {charge.unit}-seconds"
+        lines += ["", f"{pilot}charged: {spent}, attempts: {attempts}"]
+    return lines
+
+
+def replay_exit_code(result: Replay) -> int:
+    """Return 1 when evidence is broken or a recomputed value differs, 3 when it is incomplete."""
+    code = verdict_exit_code(result.verdict, False)
+    return code or int(any(item.answer == "different" for item in result.observations))
+
+
+def reported(text: str, output: Path | None) -> Said:
+    """Give the report, or say where it was written."""
+    if output is None:
+        return {"markdown": text}, text
+    output.write_text(text, encoding="utf-8")
+    return {"file": str(output)}, f"wrote {output}"
+
+
+def members(listed: Sequence[tuple[str, int, str]]) -> Said:
+    """List a capsule's members."""
+    value = {"members": [{"name": name, "size_bytes": size, "sha256": digest} for name, size, digest in listed]}
+    return value, columns([(str(size), name) for name, size, _ in listed], ("bytes", "member"))
+
+
+def extracted(directory: Path, names: Sequence[str]) -> Said:
+    """Say what was extracted."""
+    return {"directory": str(directory), "files": list(names)}, f"wrote {len(names)} files below {directory}"
+
+
+def examined(findings: Sequence[Finding]) -> Said:
+    """Say what `doctor` found."""
+    value = {"findings": [{"name": f.name, "good": f.good, "words": f.words} for f in findings]}
+    return value, columns([(f.name, "ok" if f.good else "missing", f.words) for f in findings], ("", "", ""))
+
+
+def cleaned(result: Cleaned) -> Said:
+    """Say what `clean` removed."""
+    value = {"snapshots": result.snapshots, "objects": result.objects, "size_bytes": result.size_bytes}
+    return (
+        value,
+        f"removed {result.snapshots} snapshots and {result.objects} contents, {result.size_bytes / 1e6:.1f} MB",
+    )
+
+
+def charge_words(seconds: float, unit: str) -> str:
+    """Write a charge."""
+    return f"{duration(seconds)} of {unit} time"

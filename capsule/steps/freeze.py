@@ -1,0 +1,227 @@
+"""Freeze: turn a protocol and the hashes of its sources into an immutable manifest beside it.
+
+The same protocol and sources give the same bytes anywhere. A protocol that is frozen already is never frozen again with
+other content: that is what `amend` is for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsule.core.digest import digest_of
+from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolError, RefusedError
+from capsule.core.manifest import (
+    ArmSource,
+    FileDigest,
+    Manifest,
+    SourceEntry,
+    Supersedes,
+    cells_bytes,
+    list_digest,
+    sources_bytes,
+)
+from capsule.core.plan import enumerate_cells
+from capsule.core.protocol import Protocol
+from capsule.core.redact import find_secrets
+from capsule.core.toml import line_of, read_protocol
+from capsule.host import environment, source, store
+from capsule.host.workspace import Generation, Workspace, find_workspace, sources_name
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A manifest that is not written yet, with every file that goes beside it."""
+
+    manifest: Manifest
+    files: dict[str, bytes]
+    entries: list[SourceEntry]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A frozen manifest: where it is, and whether this call wrote it."""
+
+    generation: Generation
+    written: bool
+    warnings: list[str]
+
+    @property
+    def identity(self) -> str:
+        """The manifest's digest."""
+        return self.generation.manifest.identity
+
+
+def freeze(protocol_file: Path, *, progress: Progress | None = None) -> Frozen:
+    """Freeze a protocol; frozen already and equal is success.
+
+    Raises:
+        ProtocolError: the protocol is not one that can be frozen.
+        FrozenError: it is frozen already with other content.
+        RefusedError: a source looks like a secret.
+    """
+    workspace = find_workspace(protocol_file)
+    generations = workspace.generations()
+    supersedes = generations[-1].manifest.supersedes if generations else None
+    made = draft(workspace, supersedes, progress=progress)
+    if not generations:
+        return Frozen(write(workspace, made, 1), True, made.warnings)
+    current = generations[-1]
+    if made.manifest.to_bytes() != current.files["manifest.json"]:
+        raise FrozenError(
+            f"{protocol_file}: expected what manifest {current.manifest.identity} froze, found changes: "
+            f"{'; '.join(changes(current, made))}",
+            hint=f"state why in an amendment: capsule amend {protocol_file} --reason …",
+        )
+    return Frozen(current, False, made.warnings)
+
+
+def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Progress | None = None) -> Draft:
+    """Read the protocol and the sources and make the manifest that would be written; stores contents by digest."""
+    data = _read(workspace.protocol)
+    file = os.path.relpath(workspace.protocol)
+    protocol = read_protocol(data, file)
+    _refuse_secrets(data, file)
+    if protocol.name != workspace.name:
+        line = line_of(data.decode(), ("name",))
+        raise ProtocolError(
+            f"{file}:{line}: name: expected the file's name {workspace.name!r}, found {protocol.name!r}"
+        )
+    complaints = environment.check_specifiers(protocol.environment)
+    if complaints:
+        raise ProtocolError("\n".join(f"{file}: environment: {words}" for words in complaints))
+    cells = enumerate_cells(protocol)
+    scan = source.scan_sources(workspace.root, protocol.sources, progress=progress)
+    store.put_all(workspace.root, scan.entries)
+    files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
+    for revision in {arm.revision for arm in protocol.arms if arm.revision}:
+        files[sources_name(revision)] = _revision(workspace, revision, protocol)
+    _check_trials(protocol, file, scan.entries)
+    manifest = Manifest(
+        schema_="capsule.manifest/0",
+        protocol=protocol,
+        protocol_file=FileDigest(size=len(data), sha256=digest_of(data)),
+        cells=list_digest(files["cells.jsonl"]),
+        sources=list_digest(files["sources.jsonl"]),
+        arms=tuple(
+            ArmSource(arm=arm.name, revision=arm.revision, sources=list_digest(files[sources_name(arm.revision)]))
+            for arm in protocol.arms
+        ),
+        lock=_lock(workspace, protocol, file),
+        supersedes=supersedes,
+    )
+    files["manifest.json"] = manifest.to_bytes()
+    return Draft(manifest, files, scan.entries, scan.warnings)
+
+
+def write(workspace: Workspace, made: Draft, number: int) -> Generation:
+    """Write a manifest and its lists as read-only files, all or none."""
+    target = workspace.frozen / f"{number:03d}"
+    try:
+        workspace.frozen.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".writing-", dir=workspace.frozen))
+        try:
+            for name, data in made.files.items():
+                descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            folder.chmod(0o755)
+            folder.rename(target)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise MachineError(
+            f"cannot write the manifest to {workspace.frozen}: {error.strerror}",
+            hint="the manifest lies beside the protocol; that folder must be writable and have space",
+        ) from error
+    return Generation(number, target, made.manifest, made.files)
+
+
+def changes(current: Generation, made: Draft) -> list[str]:
+    """Say in words what differs between a frozen manifest and what would be frozen now."""
+    words = []
+    if made.files["protocol.toml"] != current.files["protocol.toml"]:
+        words.append("the protocol file")
+    drifts = source.compare(current.sources(), made.entries)
+    words += [str(drift) for drift in drifts[:5]]
+    if len(drifts) > 5:
+        words.append(f"{len(drifts) - 5} more files")
+    return words or ["how files are recorded (git's index or notes), not their bytes"]
+
+
+def check_drift(workspace: Workspace, generation: Generation) -> None:
+    """Compare the work tree with the frozen sources.
+
+    Raises:
+        DriftError: the protocol or a source differs; the message names the first files.
+    """
+    if _read(workspace.protocol) != generation.files["protocol.toml"]:
+        raise DriftError(
+            f"{workspace.protocol}: expected the frozen protocol, found it changed",
+            hint="undo the change, or state why in an amendment: capsule amend … --reason …",
+        )
+    scan = source.scan_sources(workspace.root, generation.manifest.protocol.sources)
+    drifts = source.compare(generation.sources(), scan.entries)
+    if drifts:
+        named = [str(drift) for drift in drifts[:5]] + ([f"{len(drifts) - 5} more"] if len(drifts) > 5 else [])
+        raise DriftError(
+            f"expected the frozen sources in {workspace.root}, found changes: {'; '.join(named)}",
+            hint="undo the changes, amend the protocol, or run the frozen ones on purpose: capsule run --from-frozen",
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _refuse_secrets(data: bytes, file: str) -> None:
+    found = find_secrets(data)
+    if found:
+        line = data[: found[0].offset].count(b"\n") + 1
+        raise RefusedError(
+            f"{file}:{line}: expected no secret in a protocol, found what looks like one ({found[0].kind})",
+            hint="the manifest is published; name an environment variable instead",
+        )
+
+
+def _revision(workspace: Workspace, revision: str, protocol: Protocol) -> bytes:
+    scan = source.scan_revision(workspace.root, revision, protocol.sources)
+    store.put_revision(workspace.root, revision, scan.entries)
+    return sources_bytes(scan.entries)
+
+
+def _check_trials(protocol: Protocol, file: str, entries: list[SourceEntry]) -> None:
+    """A trial's module must be among the frozen sources, or the run would only find out after it was charged."""
+    paths = {entry.path for entry in entries}
+    for index, arm in enumerate(protocol.arms):
+        if arm.trial is None or arm.revision is not None:
+            continue
+        module = arm.trial.split(":")[0].replace(".", "/")
+        if f"{module}.py" not in paths and f"{module}/__init__.py" not in paths:
+            raise ProtocolError(
+                f"{file}: arms[{index}].trial: expected {module}.py among the frozen sources, found no such file",
+                hint="the path is relative to the workspace's root; [sources] may leave it out",
+            )
+
+
+def _lock(workspace: Workspace, protocol: Protocol, file: str) -> FileDigest | None:
+    if protocol.environment.lock is None:
+        return None
+    path = workspace.root / protocol.environment.lock
+    if not path.is_file():
+        raise ProtocolError(f"{file}: environment.lock: expected a file, found nothing at {protocol.environment.lock}")
+    data = path.read_bytes()
+    return FileDigest(size=len(data), sha256=digest_of(data))

@@ -1,0 +1,140 @@
+"""Pack: put everything that a stranger needs to check a claim into one file.
+
+Results are derived here by the same function that verifying and replaying use. Nothing is left out because it looks
+bad: failed and pilot attempts, void rows and superseded manifests all go in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsule.archive.model import Sealed
+from capsule.archive.readme import citation, verify_text
+from capsule.archive.tables import write_table
+from capsule.archive.writer import CapsuleWriter
+from capsule.core.digest import hex_of
+from capsule.core.errors import IncompleteError, MachineError, RefusedError
+from capsule.core.progress import final_rows
+from capsule.core.results import Results, derive
+from capsule.core.table import table_columns, table_rows
+from capsule.host import store
+from capsule.host.workspace import Workspace, find_workspace
+from capsule.steps.standing import Standing, standing
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Item:
+    """One member to be packed: bytes, or a file to be streamed."""
+
+    name: str
+    size: int
+    content: bytes | Path
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the content in pieces."""
+        if isinstance(self.content, bytes):
+            yield self.content
+            return
+        with self.content.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                yield piece
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A written capsule."""
+
+    path: Path
+    sealed: Sealed
+    results: Results
+
+
+def pack(
+    protocol_file: Path, output: Path | None = None, *, progress: Callable[[int, int], None] | None = None
+) -> Packed:
+    """Pack a protocol's evidence into `output`, by default NAME.capsule beside the protocol.
+
+    Raises:
+        IncompleteError: nothing was frozen or run.
+        RefusedError: an attempt is still open.
+        MachineError: the file cannot be written; nothing is left behind.
+    """
+    workspace = find_workspace(protocol_file)
+    items, results = plan(workspace)
+    path = output or workspace.protocol.with_suffix(".capsule")
+    total, done = sum(item.size for item in items), 0
+    try:
+        with CapsuleWriter(path) as writer:
+            for item in items:
+                writer.add(item.name, item.size, item.chunks())
+                done += item.size
+                if progress:
+                    progress(done, total)
+            sealed = writer.close()
+    except OSError as error:
+        raise MachineError(f"cannot read what goes into the capsule: {error}") from error
+    return Packed(path, sealed, results)
+
+
+def plan(workspace: Workspace) -> tuple[list[Item], Results]:
+    """List the members in their order, and derive the results that go among them."""
+    now = standing(workspace)
+    if not now.chain.events:
+        raise IncompleteError(
+            f"expected attempts of {workspace.name} in the ledger, found none",
+            hint=f"run it first: capsule run {workspace.protocol}",
+        )
+    still = [attempt.id for attempt in now.account.attempts.values() if attempt.open]
+    if still:
+        raise RefusedError(
+            f"expected every attempt to have ended, found {', '.join(still)} open",
+            hint="wait for it, or settle what a crash left: capsule reconcile",
+        )
+    manifest, cells = now.generation.manifest, now.cells
+    results = derive(manifest, final_rows(manifest, cells, now.account, now.journals), now.account)
+    table = write_table(
+        table_columns(manifest.protocol.observations), table_rows(manifest, cells, now.account, now.journals)
+    )
+    items = [*_manifests(now), *_ledger(now), *_attempts(workspace, now)]
+    items.append(_bytes("4-records/rows.parquet", table))
+    items += _sources(workspace, now)
+    items.append(_bytes("7-results/results.json", results.to_bytes()))
+    items.append(_bytes("8-README/CITATION.cff", citation(manifest)))
+    items.append(_bytes("8-README/VERIFY.md", verify_text(manifest, len(now.generations))))
+    return items, results
+
+
+def _bytes(name: str, data: bytes) -> Item:
+    return Item(name, len(data), data)
+
+
+def _manifests(now: Standing) -> Iterator[Item]:
+    for generation in now.generations:
+        for name, data in sorted(generation.files.items()):
+            yield _bytes(f"1-manifest/{generation.number:03d}/{name}", data)
+
+
+def _ledger(now: Standing) -> Iterator[Item]:
+    yield _bytes("2-ledger.head.json", now.head.to_bytes())
+    yield _bytes("2-ledger.jsonl", now.ledger)
+
+
+def _attempts(workspace: Workspace, now: Standing) -> Iterator[Item]:
+    for attempt in now.account.attempts.values():
+        if attempt.end is None:
+            continue
+        for name, digest in sorted(attempt.end.files.items()):
+            yield Item(f"3-attempts/{attempt.id}/{name}", digest.size, workspace.attempts / attempt.id / name)
+
+
+def _sources(workspace: Workspace, now: Standing) -> Iterator[Item]:
+    sizes: dict[str, int] = {}
+    for generation in now.generations:
+        for revision in {None, *(arm.revision for arm in generation.manifest.arms)}:
+            sizes |= {entry.sha256: entry.size for entry in generation.sources(revision) if entry.kind == "file"}
+    for digest, size in sorted(sizes.items()):
+        yield Item(f"5-sources/{hex_of(digest)}", size, store.object_path(workspace.root, digest))

@@ -1,0 +1,35 @@
+"""Schema: the JSON Schema of a format, made from the models that read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capsule.core.attempt import EventLine
+from capsule.core.errors import UsageError
+from capsule.core.manifest import Manifest, SourceEntry
+from capsule.core.plan import Cell
+from capsule.core.protocol import Protocol
+from capsule.core.results import Results
+from capsule.core.schema import Model
+from capsule.core.verdict import Verdict
+
+SCHEMAS: dict[str, type[Model]] = {
+    "protocol": Protocol,
+    "manifest": Manifest,
+    "cell": Cell,
+    "source": SourceEntry,
+    "event": EventLine,
+    "results": Results,
+    "verdict": Verdict,
+}
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a format.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    if name not in SCHEMAS:
+        raise UsageError(f"expected one of {', '.join(SCHEMAS)}, found {name!r}")
+    return SCHEMAS[name].model_json_schema(by_alias=True)

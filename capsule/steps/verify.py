@@ -1,0 +1,136 @@
+"""Verify: read a capsule once, in order, and judge it. Never executes, never extracts, needs no torch and no workspace.
+
+Small members that the checks read are kept; everything else is only hashed. The file is read the same way from a disk
+and from a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from capsule.archive.model import Finding
+from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
+from capsule.archive.tables import read_table
+from capsule.core.digest import PREFIX, is_digest
+from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
+from capsule.core.evidence import Evidence
+from capsule.core.judge import judge
+from capsule.core.manifest import FileDigest, Manifest
+from capsule.core.table import table_columns
+from capsule.core.verdict import Verdict
+
+KEPT_BYTES_MAX = 64 << 20
+"""Bytes of one member that the checks read; a larger journal or list is a finding."""
+
+ROWS_MAX = 4_000_000
+
+
+def verify(stream: BinaryIO, *, against: Sequence[str] = (), signature_required: bool = False) -> Verdict:
+    """Verify the capsule that `stream` gives and return the verdict.
+
+    Raises:
+        UsageError: an expected identity is not a digest.
+        MalformedError: the bytes do not begin like a capsule.
+    """
+    for digest in against:
+        if not is_digest(digest):
+            raise UsageError(f"expected a digest `sha256:` and 64 hexadecimal digits, found {digest[:80]!r}")
+    return judge(collect(stream), against=against, signature_required=signature_required)
+
+
+def open_capsule(path: Path) -> BinaryIO:
+    """Open a capsule file for reading.
+
+    Raises:
+        UsageError: there is no such file.
+        MachineError: it cannot be read.
+    """
+    try:
+        return path.open("rb")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise UsageError(
+            f"expected a capsule file at {path}, found {(error.strerror or str(error)).lower()}"
+        ) from error
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror}") from error
+
+
+def collect(stream: BinaryIO) -> Evidence:
+    """Read a whole capsule into the evidence that the checks need."""
+    evidence = Evidence()
+    table = b""
+    for name, size, digest, data in _members(stream, evidence):
+        evidence.members.add(name)
+        room, _, rest = name.partition("/")
+        match room:
+            case "1-manifest":
+                number, _, file = rest.partition("/")
+                evidence.generations.setdefault(int(number), {})[file] = data
+            case "2-ledger.jsonl":
+                evidence.ledger = data
+            case "2-ledger.head.json":
+                evidence.head = data
+            case "3-attempts":
+                attempt, _, file = rest.partition("/")
+                evidence.attempt_files.setdefault(attempt, {})[file] = FileDigest(size=size, sha256=digest)
+                if file in ("journal.jsonl", "provenance.jsonl"):
+                    kept = evidence.journals if file == "journal.jsonl" else evidence.provenance
+                    kept[attempt] = data
+            case "4-records":
+                table = data
+            case "5-sources":
+                evidence.sources.add(PREFIX + rest)
+                if digest != PREFIX + rest:
+                    evidence.member_findings.append(
+                        f"{name}: expected content with the digest of its name, found {digest}"
+                    )
+            case "7-results":
+                evidence.results = data
+    if "0-header.json" not in evidence.members:
+        findings = evidence.container_findings or evidence.member_findings or ["the file is empty"]
+        raise MalformedError(
+            f"expected a capsule, found something else: {findings[0]}",
+            hint="a capsule is the file that `capsule pack` writes; was the download cut short?",
+        )
+    evidence.table = _table(table, evidence)
+    return evidence
+
+
+def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, str, bytes]]:
+    """Yield every whole member with its digest, its bytes where the checks read them; findings go to `evidence`."""
+    kept: list[bytes] | None = None
+    for event in walk(stream):
+        match event:
+            case MemberStart(name, size):
+                kept = [] if _is_kept(name) else None
+                if kept is not None and size > KEPT_BYTES_MAX:
+                    evidence.member_findings.append(f"{name}: expected at most {KEPT_BYTES_MAX} bytes, found {size}")
+                    kept = None
+            case Chunk(data):
+                if kept is not None:
+                    kept.append(bytes(data))
+            case MemberEnd(name, size, digest):
+                yield name, size, digest, b"".join(kept or [])
+            case Finding():
+                findings = evidence.member_findings if event.member else evidence.container_findings
+                findings.append(str(event))
+            case End(sealed):
+                evidence.identity = sealed.identity if sealed else None
+
+
+def _is_kept(name: str) -> bool:
+    if name.startswith("3-attempts/"):
+        return name.endswith(("/journal.jsonl", "/provenance.jsonl"))
+    return name.startswith(("1-manifest/", "2-ledger", "4-records/rows", "7-results/"))
+
+
+def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
+    """Read the packed table by the columns of the manifest in force, or say why not."""
+    files = evidence.generations.get(len(evidence.generations), {})
+    try:
+        manifest = Manifest.from_bytes(files.get("manifest.json", b""), "manifest.json")
+        return read_table(data, table_columns(manifest.protocol.observations), ROWS_MAX, "4-records/rows.parquet")
+    except CapsuleError as error:
+        return error.message
