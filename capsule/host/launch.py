@@ -197,7 +197,7 @@ def python_task(
     }
 
 
-_PLACEHOLDER = re.compile(r"(?<![$])\{(\{?)([a-z]+(?:\.[^{}]+)?)\}(\}?)")
+_PLACEHOLDER = re.compile(r"(?<![$])\{(\{?)([a-z]+|(?:parameters|workload)\.[^{}]+)\}(\}?)")
 
 
 def command_line(protocol: Protocol, cell: Cell, *, device: str) -> tuple[tuple[str, ...], dict[str, str]]:

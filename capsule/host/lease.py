@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,20 +112,27 @@ def lease_path(directory: Path, device: str) -> Path:
     return directory / f"{device}.lease"
 
 
-def take(directory: Path, devices: Sequence[str], holder: Holder, *, wait_ms: int = 0) -> Lease:
-    """Take the leases of all devices or of none, waiting up to `wait_ms` for a holder to go.
+def take(
+    directory: Path,
+    devices: Sequence[str],
+    holder: Holder,
+    *,
+    wait_ms: int = 0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Lease:
+    """Take the leases of all devices or of none, waiting up to `wait_ms` for a holder to go unless `cancelled`.
 
     Raises:
         BusyError: a device is held; the message says by whom.
         MachineError: the folder cannot be used, or is on a network file system.
     """
-    _prepare(directory)
+    check_directory(directory)
     until = time.monotonic() + wait_ms / 1000
     while True:
         try:
             return _take(directory, devices, holder)
         except BusyError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or cancelled():
                 raise
             time.sleep(0.2)
 
@@ -174,8 +181,12 @@ def _busy_words(device: str, holder: Holder | None) -> str:
     return f"device {device} is held by {who}, since {holder.since}"
 
 
-def _prepare(directory: Path) -> None:
-    """Make the folder as every user of the machine needs it, and refuse one on which locks do not hold."""
+def check_directory(directory: Path) -> None:
+    """Make the folder of leases as every user of the machine needs it.
+
+    Raises:
+        MachineError: it cannot be made, or is on a network file system, where locks do not hold.
+    """
     try:
         try:
             directory.mkdir(parents=True)

@@ -25,7 +25,11 @@ SNAPSHOT = "sha256:" + "b" * 64
 
 
 def protocol_of(
-    *, command: list[str] | None = None, trial: str | None = None, parameters: dict[str, Any] | None = None, **budget: Any
+    *,
+    command: list[str] | None = None,
+    trial: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    **budget: Any,
 ) -> Protocol:
     """Return a small protocol with one arm of one command or trial, limits to be overridden by keyword."""
     limits = {
@@ -49,7 +53,8 @@ def protocol_of(
         "gates": [{"name": "g", "observation": "x", "rule": "finite", "on_failure": "record"}],
         "hypotheses": [{"name": "h", "claim": "c", "rule": "gates_pass", "gates": ["g"]}],
         "analysis": {"missing": "withhold", "multiplicity": "none"},
-        "budget": limits | {key: value if key == "output_bytes_max" else str(value) for key, value in budget.items()},
+        "budget": limits | {key: value if isinstance(value, int) and key.endswith("max") else str(value)
+                            for key, value in budget.items()},
         "environment": {"python": ">=3.11"},
     }  # fmt: skip
     return Protocol.model_validate_json(json.dumps(value))

@@ -13,7 +13,7 @@ from capsule.core.errors import MachineError
 from capsule.host.devices.base import Backend, Device
 from capsule.host.devices.cpu import CpuBackend
 
-__all__ = ["Backend", "Device", "backend_for", "backends", "find_device", "find_devices"]
+__all__ = ["Backend", "Device", "all_devices", "backend_for", "backends", "find_device", "find_devices"]
 
 
 def backends() -> list[Backend]:
@@ -29,6 +29,11 @@ def backends() -> list[Backend]:
     from capsule.host.devices.nvml import NvmlBackend
 
     return [NvmlBackend(), CpuBackend()]
+
+
+def all_devices() -> list[Device]:
+    """Return every device of this machine, accelerators first."""
+    return [device for backend in backends() for device in backend.devices()]
 
 
 def backend_for(device: str) -> Backend:
@@ -58,7 +63,7 @@ def find_devices(required: str, choices: Sequence[str], count: int) -> tuple[Dev
     Raises:
         MachineError: there are too few such devices here.
     """
-    present = [device for backend in backends() for device in backend.devices()]
+    present = all_devices()
     allowed = [device for device in present if fits(device, required)]
     if choices:
         allowed = [device for device in allowed if any(_chosen(device, choice) for choice in choices)]

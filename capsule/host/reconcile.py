@@ -1,0 +1,285 @@
+"""Settling what a crash left open: every open attempt whose supervisor is gone gets its bounds, once.
+
+An attempt with a live supervisor is left alone, also one that has gone silent: its lease is never stolen. What a dead
+supervisor left running is ended first, and charged to its observed end. Otherwise the end was not observed: the charge
+lies between the last durable event and the first proof of death, and the upper bound is debited. What is not known is
+never refunded. A second call finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled
+from capsule.core.errors import CapsuleError
+from capsule.core.schema import Model
+from capsule.host.attempt_files import finish_files, secrets_of
+from capsule.host.clock import ClockSource, read_clock, realtime_ms, same_boot
+from capsule.host.launch import LAUNCHER, ORDER, LaunchOrder
+from capsule.host.lease import lease_path, read_holder
+from capsule.host.ledger import Ledger, Transaction
+from capsule.host.preflight import TREE
+from capsule.host.process import Identity, Stat, descendants, is_alive, lock_owners, read_stat, send, with_environment
+from capsule.host.settlement import observed_charge, read_rows
+from capsule.host.supervisor import FAILURE, HEARTBEAT_MS, IDENTITY, Failure
+
+T = TypeVar("T", bound=Model)
+
+SILENT_MS = 3 * HEARTBEAT_MS
+ENDING_SECONDS = 30.0
+"""How long what a dead supervisor left may take to die; what lives longer is reported and not settled."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one open attempt, and done about it."""
+
+    attempt: str
+    state: Literal["starting", "running", "silent", "reconciled"]
+    words: str
+
+
+@dataclass(frozen=True)
+class _Traces:
+    """What an attempt left on this machine; None where nothing readable is there."""
+
+    directory: Path
+    order: LaunchOrder | None
+    supervisor: Identity | None
+    launcher: Identity | None
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How an unobserved attempt ended, as far as that can be known."""
+
+    outcome: Outcome
+    evidence: str
+    charge: Charge
+
+
+def reconcile(ledger: Ledger, attempts_dir: Path, lease_dir: Path, *, clock: ClockSource = read_clock) -> list[Finding]:
+    """Look at every open attempt, settle those that have no supervisor any more, and say what was found."""
+    chain, account = ledger.read()
+    if chain.tail:
+        ledger.seal(clock())
+    findings = []
+    for attempt in account.attempts.values():
+        if attempt.open:
+            traces = _traces(attempts_dir / attempt.id)
+            events = [event for event in chain.events if event.attempt == attempt.id]
+            findings.append(_reconcile_one(ledger, attempt, events, traces, lease_dir, clock))
+    return findings
+
+
+def _traces(directory: Path) -> _Traces:
+    def read(model: type[T], name: str) -> T | None:
+        try:
+            return model.from_bytes((directory / name).read_bytes(), name)
+        except (OSError, CapsuleError):
+            return None
+
+    return _Traces(
+        directory,
+        read(LaunchOrder, ORDER),
+        read(Identity, IDENTITY),
+        read(Identity, LAUNCHER),
+        read(Failure, FAILURE),
+    )
+
+
+def _reconcile_one(
+    ledger: Ledger, attempt: Attempt, events: Sequence[Event], traces: _Traces, lease_dir: Path, clock: ClockSource
+) -> Finding:
+    holder = _living_holder(attempt, events[-1].at, traces, clock())
+    if holder is not None:
+        return holder
+    left = _leftovers(attempt, traces, lease_dir)
+    if left:
+        left = _end(attempt, traces, lease_dir)
+        if left:
+            pids = ", ".join(str(item.pid) for item in left)
+            return Finding(attempt.id, "silent", f"its supervisor is gone and pid {pids} cannot be ended")
+        ending = _ending(attempt, events, traces, clock(), killed=True)
+    elif _held_by_unknown(attempt, traces, ledger, lease_dir):
+        return Finding(attempt.id, "silent", "its lease is still held, by a process that cannot be seen from here")
+    else:
+        ending = _ending(attempt, events, traces, clock(), killed=False)
+    return _write(ledger, attempt, traces, ending, clock)
+
+
+def _living_holder(attempt: Attempt, last: Clock, traces: _Traces, now: Clock) -> Finding | None:
+    """Return the finding for an attempt that somebody still looks after."""
+    supervisor = traces.supervisor
+    if supervisor is not None and is_alive(supervisor):
+        silent_ms = now.boottime_ms - last.boottime_ms
+        if silent_ms < SILENT_MS:
+            return Finding(attempt.id, "running", f"supervisor pid {supervisor.pid}")
+        found = read_stat(supervisor.pid)
+        stopped = " and is stopped" if found is not None and found.state in "Tt" else ""
+        words = f"supervisor pid {supervisor.pid} lives{stopped}, and has written nothing for {silent_ms / 1000:.0f} s"
+        return Finding(attempt.id, "silent", words)
+    if attempt.state == "reserved" and supervisor is None and traces.launcher and is_alive(traces.launcher):
+        return Finding(attempt.id, "starting", f"pid {traces.launcher.pid} is about to start it")
+    return None
+
+
+# What a dead supervisor left running.
+
+
+def _leftovers(attempt: Attempt, traces: _Traces, lease_dir: Path) -> list[Stat]:
+    """Return the live processes that are certainly of this attempt's tree: a reused pid never is."""
+    found: list[Stat] = []
+    spawned = attempt.spawned
+    if spawned is not None and attempt.intent is not None:
+        leader = Identity(pid=spawned.pid, start_ticks=spawned.start_ticks, boot_id=attempt.intent.leased.boot_id)
+        stat = read_stat(spawned.pid)
+        if stat is not None and is_alive(leader):
+            found += [stat, *descendants(spawned.pid)]
+    if traces.order is not None:
+        found += with_environment(TREE, traces.order.token)
+        for device in traces.order.reserved.devices:
+            path = lease_path(lease_dir, device)
+            holder = read_holder(path)
+            if holder is not None and holder.token == traces.order.token:
+                found += lock_owners(path)
+    distinct = {(item.pid, item.start_ticks): item for item in found if item.pid != os.getpid()}
+    return list(distinct.values())
+
+
+def _end(attempt: Attempt, traces: _Traces, lease_dir: Path) -> list[Stat]:
+    """End what is left: ask, wait for the kill grace, kill; returns what would not die."""
+    grace_ms = traces.order.limits.kill_grace_ms if traces.order else 0
+    kill_at = time.monotonic() + grace_ms / 1000
+    give_up_at = kill_at + ENDING_SECONDS
+    asked: set[tuple[int, int]] = set()
+    while left := _leftovers(attempt, traces, lease_dir):
+        now = time.monotonic()
+        if now >= give_up_at:
+            return left
+        for item in left:
+            if now >= kill_at:
+                send(item, signal.SIGKILL)
+            elif (item.pid, item.start_ticks) not in asked:
+                asked.add((item.pid, item.start_ticks))
+                send(item, signal.SIGTERM)
+        time.sleep(0.02)
+    return []
+
+
+def _held_by_unknown(attempt: Attempt, traces: _Traces, ledger: Ledger, lease_dir: Path) -> bool:
+    """Whether a lease says that this attempt holds it and is locked, by a process that cannot be found."""
+    assert attempt.reserved is not None
+    protocol = ledger.read()[1].protocol
+    for device in attempt.reserved.devices:
+        path = lease_path(lease_dir, device)
+        holder = read_holder(path)
+        if holder is None or (holder.protocol, holder.attempt) != (protocol, attempt.id):
+            continue
+        if traces.order is not None and holder.token != traces.order.token:
+            continue
+        if _is_locked(path):
+            return True
+    return False
+
+
+def _is_locked(path: Path) -> bool:
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+# What it cost.
+
+
+def _ending(attempt: Attempt, events: Sequence[Event], traces: _Traces, now: Clock, *, killed: bool) -> _Ending:
+    assert attempt.reserved is not None
+    devices = len(attempt.reserved.devices)
+    if attempt.intent is None:
+        none = Charge(lower_ms=0, upper_ms=0, debited_ms=0, observed=True)
+        return _Ending("never_started", "no intent was written, so nothing was started", none)
+    leased = attempt.intent.leased
+    failure = traces.failure
+    outcome: Outcome = "ledger_failed" if failure else "lost"
+    why = f"its supervisor could not write the ledger: {failure.words}" if failure else "its supervisor is gone"
+    if attempt.released is not None:
+        charge = observed_charge(devices, leased, attempt.released)
+        return _Ending(outcome, f"{why}; the device had been released", charge)
+    if killed:
+        return _Ending(outcome, f"{why}; what it had left running was ended now", observed_charge(devices, leased, now))
+    last, dead, proof = _last_sign_of_life(events), now, "this reconciliation"
+    for event in events:
+        if event.name == "held_unknown":
+            dead, proof = event.at, "an earlier reconciliation"
+            break
+    if failure is not None and same_boot(failure.emptied.boot_id, leased.boot_id):
+        dead, proof = failure.emptied, "its supervisor's note that the tree was empty"
+    lower = devices * (last.boottime_ms - leased.boottime_ms)
+    if same_boot(dead.boot_id, leased.boot_id):
+        upper = devices * (dead.boottime_ms - leased.boottime_ms)
+        evidence = f"{why}; last event at {last.realtime}, first proof of its end {proof} at {dead.realtime}"
+    else:
+        outcome = outcome if failure else "host_crash"
+        upper = _upper_after_boot(attempt.reserved.reserved_ms, devices, leased, dead)
+        evidence = f"the machine started again; last event at {last.realtime}, no process outlives a boot"
+    upper = max(lower, upper)
+    return _Ending(outcome, evidence, Charge(lower_ms=lower, upper_ms=upper, debited_ms=upper, observed=False))
+
+
+def _last_sign_of_life(events: Sequence[Event]) -> Clock:
+    """Return the clock of the last event that the attempt's own supervisor wrote."""
+    return [event.at for event in events if event.name != "held_unknown"][-1]
+
+
+def _upper_after_boot(reserved_ms: int, devices: int, leased: Clock, now: Clock) -> int:
+    """Bound by the wall clock: no later than the new boot, and than the reservation's end."""
+    boot_ms = realtime_ms(now.realtime) - now.boottime_ms
+    elapsed_ms = boot_ms - realtime_ms(leased.realtime)
+    return min(devices * elapsed_ms, reserved_ms) if elapsed_ms > 0 else reserved_ms
+
+
+def _write(ledger: Ledger, attempt: Attempt, traces: _Traces, ending: _Ending, clock: ClockSource) -> Finding:
+    order = traces.order
+    files = finish_files(
+        traces.directory,
+        order.limits.output_bytes_max if order else 2**40,
+        secrets_of(order.secrets if order else ()),
+    )
+    rows = len(read_rows(order).rows) if order else 0
+
+    def work(transaction: Transaction) -> bool:
+        current = transaction.account.attempts[attempt.id]
+        if current.state != attempt.state:
+            return False
+        if current.state != "held":
+            transaction.append("held_unknown", attempt.id, HeldUnknown(evidence=ending.evidence), clock())
+        reconciled = Reconciled(
+            outcome=ending.outcome, evidence=ending.evidence, charge=ending.charge, rows=rows, files=files
+        )
+        transaction.append("reconciled", attempt.id, reconciled, clock())
+        return True
+
+    if not ledger.transaction(work):
+        return Finding(attempt.id, "running", "another command has moved it on meanwhile")
+    charge = ending.charge
+    bounds = "" if charge.observed else f" (between {charge.lower_ms / 1000:g} and {charge.upper_ms / 1000:g})"
+    words = f"{ending.outcome}: {charge.debited_ms / 1000:g} device-seconds debited{bounds}; {ending.evidence}"
+    return Finding(attempt.id, "reconciled", words)

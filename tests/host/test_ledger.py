@@ -1,0 +1,404 @@
+"""The ledger file: what survives a crash at any byte, what is refused, and that no event is ever doubled."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.core.attempt import Heartbeat, HeldUnknown, ManifestAdopted, Opened, Reserved, Spawned
+from capsule.core.errors import BudgetError, BusyError, MachineError, RefusedError
+from capsule.host import ledger as ledger_module
+from capsule.host.clock import read_clock
+from capsule.host.ledger import START, Ledger
+from capsule.host.reservation import reserve
+
+MANIFEST = "sha256:" + "a" * 64
+ASKED = Reserved(
+    manifest=MANIFEST, process=0, pilot=False, from_frozen=False, unit="cpu", devices=("CPU-0",), reserved_ms=1_000
+)
+
+
+def opened(folder: Path) -> Ledger:
+    ledger = Ledger(folder / "ledger.jsonl", folder / "head.json")
+    ledger.append("opened", None, Opened(format="capsule.ledger/0", protocol="x"), read_clock())
+    ledger.append("manifest_adopted", None, ManifestAdopted(manifest=MANIFEST, supersedes=None), read_clock())
+    return ledger
+
+
+def again(ledger: Ledger) -> Ledger:
+    """Return a ledger object that knows nothing yet, as another process has it."""
+    return Ledger(ledger.path, ledger.head_path)
+
+
+def beat(ledger: Ledger, elapsed_ms: int = 1) -> None:
+    ledger.append("heartbeat", "a000001", Heartbeat(elapsed_ms=elapsed_ms), read_clock())
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Ledger:
+    """A ledger whose first attempt runs."""
+    from capsule.core.attempt import Intent
+
+    ledger = opened(tmp_path)
+    reserve(ledger, ASKED, budget_ms=10_000, attempts_max=9)
+    intent = Intent(leased=read_clock(), supervisor_pid=1, argv=("x",), snapshot=MANIFEST, device_baseline={})
+    ledger.append("intent", "a000001", intent, read_clock())
+    ledger.append("spawned", "a000001", Spawned(pid=1, start_ticks=1), read_clock())
+    return ledger
+
+
+def names(ledger: Ledger) -> list[str]:
+    return [event.name for event in again(ledger).read()[0].events]
+
+
+def test_a_ledger_that_was_never_written_is_empty_and_stays_absent(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "deep/ledger.jsonl", tmp_path / "deep/head.json")
+    chain, account = ledger.read()
+    assert (chain.events, account.attempts) == ([], {})
+    assert not (tmp_path / "deep").exists()
+
+
+def test_what_was_appended_is_read_back_in_order(running: Ledger) -> None:
+    chain, account = again(running).read()
+    assert [event.name for event in chain.events] == ["opened", "manifest_adopted", "reserved", "intent", "spawned"]
+    assert [event.seq for event in chain.events] == [0, 1, 2, 3, 4]
+    assert account.attempts["a000001"].state == "running"
+    assert running.head_path.read_bytes() == chain.head.to_bytes()
+
+
+def test_an_event_that_the_state_does_not_allow_is_refused_and_not_written(running: Ledger) -> None:
+    before = running.path.read_bytes()
+    with pytest.raises(RefusedError, match="spawned cannot follow state running"):
+        running.append("spawned", "a000001", Spawned(pid=1, start_ticks=1), read_clock())
+    assert running.path.read_bytes() == before
+    beat(running)
+
+
+def test_a_heartbeat_reads_only_what_is_new(running: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("the whole ledger was read")
+
+    monkeypatch.setattr(ledger_module, "read", refuse)
+    beat(running)
+    beat(running)
+    other = Ledger(running.path, running.head_path, resumed=START)
+    beat(other)
+    beat(running)
+
+
+def test_a_resumed_ledger_starts_at_its_place_and_knows_its_own_attempt(
+    running: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = reserve(running, ASKED, budget_ms=10_000, attempts_max=9).position
+    resumed = Ledger(running.path, running.head_path, resumed=place)
+    monkeypatch.setattr(ledger_module, "read", lambda *arguments: pytest.fail("the whole ledger was read"))
+    again_ours = Ledger(running.path, running.head_path, resumed=START)
+    again_ours.append("held_unknown", "a000002", HeldUnknown(evidence="settled by another command"), read_clock())
+    monkeypatch.undo()
+    with pytest.raises(RefusedError, match="heartbeat cannot follow state held of a000002"):
+        resumed.append("heartbeat", "a000002", Heartbeat(elapsed_ms=1), read_clock())
+
+
+# D14: cut at every byte of the last two lines.
+
+
+def test_a_cut_within_the_last_line_is_sealed_and_never_fused(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    ledger = opened(tmp_path / "whole")
+    whole = ledger.path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first, len(whole)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "ledger.jsonl").write_bytes(whole[:cut])
+        # The head of the line that was torn was never written: it comes second.
+        behind = Ledger(folder / "ledger.jsonl", folder / "head.json")
+        chain_head = ledger_module.Head(count=1, sha256=ledger_module.digest_of(whole[: first - 1]))
+        behind.head_path.write_bytes(chain_head.to_bytes())
+        adopted = ManifestAdopted(manifest=MANIFEST, supersedes=None)
+        behind.append("manifest_adopted", None, adopted, read_clock())
+        chain, account = again(behind).read()
+        expected = ["opened", "manifest_adopted"] if cut == first else ["opened", "sealed", "manifest_adopted"]
+        assert [event.name for event in chain.events] == expected
+        if cut > first:
+            sealed = chain.events[1].data.to_json()
+            assert bytes.fromhex(sealed["hex"]) == whole[first:cut]
+        assert account.faults == []
+
+
+def test_a_deleted_tail_is_refused(running: Ledger) -> None:
+    lines = running.path.read_bytes().splitlines(keepends=True)
+    running.path.write_bytes(b"".join(lines[:-1]))
+    for operation in (running.read, again(running).read, lambda: beat(again(running)), lambda: beat(running)):
+        with pytest.raises(RefusedError, match="ledger_regressed"):
+            operation()
+
+
+def test_a_cut_of_what_the_head_has_seen_is_refused_however_many_bytes_are_left(running: Ledger) -> None:
+    whole = running.path.read_bytes()
+    last = whole.rindex(b"\n", 0, len(whole) - 1) + 1
+    before = whole.rindex(b"\n", 0, last - 1) + 1
+    for cut in range(before, len(whole)):
+        running.path.write_bytes(whole[:cut])
+        with pytest.raises(RefusedError, match="ledger_regressed"):
+            again(running).read()
+
+
+def test_an_older_copy_is_refused_also_with_its_own_lines_sound(running: Ledger) -> None:
+    older = running.path.read_bytes()
+    beat(running)
+    beat(running)
+    running.path.write_bytes(older)
+    with pytest.raises(RefusedError, match="ledger_regressed"):
+        reserve(again(running), ASKED, budget_ms=10_000, attempts_max=9)
+
+
+def test_a_missing_ledger_is_refused_while_its_head_is_there(running: Ledger) -> None:
+    running.path.unlink()
+    with pytest.raises(RefusedError, match="ledger_regressed"):
+        again(running).read()
+
+
+def test_a_flipped_byte_is_refused_wherever_it_is(running: Ledger) -> None:
+    whole = running.path.read_bytes()
+    for place in range(0, len(whole) - 1, 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x01
+        running.path.write_bytes(bytes(damaged))
+        with pytest.raises(RefusedError):
+            again(running).read()
+
+
+# C5: the ledger cannot be written.
+
+
+@pytest.fixture
+def fails_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let one system call fail once with EIO."""
+
+    def arm(call: str) -> None:
+        real = getattr(os, call)
+        left = [1]
+
+        def failing(*arguments: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments)
+
+        monkeypatch.setattr(os, call, failing)
+
+    return arm
+
+
+@pytest.mark.parametrize("call", ["fsync", "pwrite"])
+def test_a_failed_call_is_an_error_and_the_next_append_doubles_nothing(
+    running: Ledger, fails_once: Callable[[str], None], call: str
+) -> None:
+    fails_once(call)
+    with pytest.raises(MachineError, match="cannot be written: Input/output error"):
+        beat(running, 10)
+    beat(running, 20)
+    chain, account = again(running).read()
+    assert account.faults == []
+    assert [event.seq for event in chain.events] == list(range(len(chain.events)))
+    beats = [event.data.to_json()["elapsed_ms"] for event in chain.events if event.name == "heartbeat"]
+    assert beats == ([10, 20] if call == "fsync" else [20])
+
+
+def test_after_a_failed_sync_the_line_is_written_again_before_the_next(
+    running: Ledger, monkeypatch: pytest.MonkeyPatch, fails_once: Callable[[str], None]
+) -> None:
+    """A page whose sync failed may be marked clean although it never reached the disk; only a new write is sure."""
+    fails_once("fsync")
+    with pytest.raises(MachineError):
+        beat(running, 10)
+    last = running.path.read_bytes().splitlines(keepends=True)[-1]
+    written: list[bytes] = []
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: written.append(bytes(data)) or real(fd, data, offset))
+    beat(again(running), 20)
+    assert written[0] == last
+    assert len(written) == 2
+
+
+def test_a_write_in_part_is_an_error_and_its_bytes_are_sealed(running: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:25], offset))
+    with pytest.raises(MachineError, match="bytes were written"):
+        beat(running)
+    monkeypatch.undo()
+    beat(running)
+    assert names(running)[-2:] == ["sealed", "heartbeat"]
+
+
+def test_a_torn_tail_is_sealed_once_also_without_an_append(running: Ledger) -> None:
+    with running.path.open("ab") as file:
+        file.write(b'{"half')
+    assert again(running).read()[0].tail == b'{"half'
+    assert running.seal(read_clock()) is True
+    assert running.seal(read_clock()) is False
+    assert names(running)[-1] == "sealed"
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from capsule.core.attempt import Heartbeat
+from capsule.core.errors import MachineError
+from capsule.host.clock import read_clock
+from capsule.host.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]), Path(sys.argv[2]))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = Path(sys.argv[1]).stat().st_size + 60
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+for _ in range(2):
+    try:
+        ledger.append("heartbeat", "a000001", Heartbeat(elapsed_ms=1), read_clock())
+    except MachineError as error:
+        print(error.message, "|", error.hint)
+"""
+
+
+def test_a_full_disk_is_an_error_of_the_machine_and_the_ledger_goes_on_once_there_is_space(running: Ledger) -> None:
+    paths = [str(running.path), str(running.head_path)]
+    done = subprocess.run([sys.executable, "-c", FULL, *paths], capture_output=True, text=True, check=True)
+    assert done.stdout.count("cannot be written") == 2, done.stderr
+    beat(running)
+    chain, account = again(running).read()
+    assert account.faults == []
+    assert [event.name for event in chain.events][-2:] == ["sealed", "heartbeat"]
+
+
+def fill(ledger: Ledger) -> None:
+    for _ in range(200):
+        reserve(ledger, ASKED, budget_ms=10**9, attempts_max=10**6)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system of its own needs root")
+def test_a_file_system_without_space_and_a_read_only_one(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", place], check=False).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        ledger = opened(place)
+        (place / "filler").write_bytes(b"x" * (32 * 1024 - 12 * 1024))
+        with pytest.raises(MachineError) as full:
+            fill(ledger)
+        assert "No space left" in full.value.message
+        assert "free space" in (full.value.hint or "")
+        (place / "filler").unlink()
+        reserve(again(ledger), ASKED, budget_ms=10**9, attempts_max=10**6)
+        chain, account = again(ledger).read()
+        assert account.faults == []
+        assert [event.seq for event in chain.events] == list(range(len(chain.events)))
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        assert again(ledger).read()[1].attempts.keys() == account.attempts.keys()
+        with pytest.raises(MachineError) as read_only:
+            reserve(again(ledger), ASKED, budget_ms=10**9, attempts_max=10**6)
+        assert "read-only" in (read_only.value.hint or "").lower()
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_stopped_writer_is_named_as_the_reason(running: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "PATIENCE_SECONDS", 0.2)
+    with running._lock(shared=False):
+        with pytest.raises(BusyError, match="expected the ledger's lock"):
+            beat(again(running))
+        assert len(again(running).read()[0].events) == 5
+
+
+# A1: reservations against one budget.
+
+RACE = """
+import sys
+from pathlib import Path
+from capsule.core.attempt import Reserved
+from capsule.core.errors import BudgetError
+from capsule.host.ledger import Ledger
+from capsule.host.reservation import reserve
+asked = Reserved.model_validate_json(sys.argv[3])
+ledger = Ledger(Path(sys.argv[1]), Path(sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print("won", reserve(ledger, asked, budget_ms=1500, attempts_max=9).attempt)
+except BudgetError as error:
+    print("lost", error.message)
+"""
+
+
+def test_of_racing_reservers_exactly_one_wins(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    arguments = [sys.executable, "-c", RACE, str(ledger.path), str(ledger.head_path), ASKED.model_dump_json()]
+    racers = [subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    answers = [racer.communicate()[0].split()[0] for racer in racers]
+    assert sorted(answers) == ["lost", "lost", "lost", "won"]
+    chain, account = again(ledger).read()
+    assert sorted(event.name for event in chain.events[2:]) == ["refused"] * 3 + ["reserved"]
+    assert account.held_ms("cpu", pilot=False) == 1_000
+
+
+def test_a_refused_reservation_says_what_was_left_and_costs_nothing(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    reserve(ledger, ASKED, budget_ms=1_500, attempts_max=9)
+    with pytest.raises(BudgetError, match=r"expected 1 cpu-seconds left .* found 0.5 of 1.5"):
+        reserve(ledger, ASKED, budget_ms=1_500, attempts_max=9)
+    with pytest.raises(BudgetError, match="expected fewer than 1 attempts"):
+        reserve(ledger, ASKED, budget_ms=9_000, attempts_max=1)
+    pilot = ASKED.model_copy(update={"pilot": True})
+    assert reserve(ledger, pilot, budget_ms=1_000, attempts_max=1).attempt == "a000004"
+    refusals = [event.data.to_json()["reason"] for event in ledger.read()[0].events if event.name == "refused"]
+    assert refusals == ["budget", "attempts_max"]
+
+
+def test_reserving_under_a_superseded_manifest_is_refused_without_a_trace(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    newer = ManifestAdopted(manifest="sha256:" + "c" * 64, supersedes=MANIFEST)
+    ledger.append("manifest_adopted", None, newer, read_clock())
+    with pytest.raises(RefusedError, match="manifest in force"):
+        reserve(ledger, ASKED, budget_ms=9_000, attempts_max=9)
+    assert names(ledger) == ["opened", "manifest_adopted", "manifest_adopted"]
+
+
+CRASH = """
+import sys
+from pathlib import Path
+from capsule.core.attempt import Heartbeat
+from capsule.host.clock import read_clock
+from capsule.host.durable import crash_at
+from capsule.host.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]), Path(sys.argv[2]))
+crash_at(int(sys.argv[3]))
+for elapsed in range(3):
+    ledger.append("heartbeat", "a000001", Heartbeat(elapsed_ms=elapsed), read_clock())
+"""
+
+
+@pytest.mark.parametrize("boundary", range(1, 10))
+def test_a_writer_killed_at_any_boundary_leaves_a_ledger_that_goes_on(running: Ledger, boundary: int) -> None:
+    paths = [str(running.path), str(running.head_path)]
+    done = subprocess.run([sys.executable, "-c", CRASH, *paths, str(boundary)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    written = names(running).count("heartbeat")
+    assert written == boundary // 3 + (boundary % 3 == 2)
+    beat(again(running))
+    chain, account = again(running).read()
+    assert account.faults == []
+    assert names(running).count("heartbeat") == written + 1
+    assert again(running).head_path.read_bytes() == chain.head.to_bytes()

@@ -1,0 +1,446 @@
+"""Attempts that really run: however a trial ends, its end is told apart, its tree is emptied and its time charged."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from capsule.core.attempt import Attempt, Exit, Settled
+from capsule.core.manifest import sources_bytes
+from capsule.host import launch
+from capsule.host.lease import Holder, lease_path, take
+from capsule.host.process import descendants, identify, is_alive
+from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
+
+RECORD = (
+    "import json, os\ndef record(**row):\n    open(os.environ['CAPSULE_RECORDS'], 'a').write(json.dumps(row) + '\\n')\n"
+)
+WHOLE = ["reserved", "intent", "spawned", "exit", "tree_empty", "device_clean", "settled"]
+
+
+def end(attempt: Attempt) -> Settled:
+    assert isinstance(attempt.end, Settled)
+    return attempt.end
+
+
+def exit_of(attempt: Attempt) -> Exit:
+    assert attempt.exit is not None
+    return attempt.exit
+
+
+def pids(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()]
+
+
+# B1, B2: every end is told apart.
+
+
+def test_a_command_that_records_its_row_completes(bench: Bench) -> None:
+    attempt = bench.python(RECORD + "record(x=1.5)")
+    assert bench.names(attempt.id) == WHOLE
+    assert (end(attempt).outcome, end(attempt).rows) == ("completed", 1)
+    assert bench.journal(attempt.id) == '{"x": 1.5}\n{"end":true}\n'
+    assert set(end(attempt).files) == {"journal.jsonl", "stdout", "stderr"}
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "status", "code", "by_signal"),
+    [
+        ("raise SystemExit(0)", "incomplete", 0, 0, None),
+        ("raise SystemExit(1)", "exit_nonzero", 256, 1, None),
+        ("raise SystemExit(11)", "exit_nonzero", 11 << 8, 11, None),
+        ("import os; os._exit(11)", "exit_nonzero", 11 << 8, 11, None),
+        ("raise SystemExit(139)", "exit_nonzero", 139 << 8, 139, None),
+        ("raise SystemExit(255)", "exit_nonzero", 255 << 8, 255, None),
+        ("import os; os.kill(os.getpid(), 11)", "signalled", None, None, signal.SIGSEGV),
+        ("import os; os.kill(os.getpid(), 9)", "signalled", 9, None, signal.SIGKILL),
+    ],
+)
+def test_every_end_is_told_apart(
+    bench: Bench, source: str, outcome: str, status: int | None, code: int | None, by_signal: int | None
+) -> None:
+    attempt = bench.python(source)
+    found = exit_of(attempt)
+    assert (end(attempt).outcome, found.exit_code, found.signal) == (outcome, code, by_signal)
+    assert status is None or found.wait_status == status
+    assert end(attempt).charge.observed
+    if by_signal == signal.SIGKILL:
+        assert "which this supervisor did not send" in end(attempt).evidence
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="core dumps are forbidden here")
+def test_a_core_dump_is_flagged(bench: Bench) -> None:
+    source = (
+        "import os, resource, signal\n"
+        "hard = resource.getrlimit(resource.RLIMIT_CORE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    attempt = bench.python(source)
+    assert exit_of(attempt).wait_status == signal.SIGSEGV | 0x80
+    assert (exit_of(attempt).signal, exit_of(attempt).core_dumped) == (signal.SIGSEGV, True)
+
+
+# A6: what cannot be executed.
+
+
+@pytest.mark.parametrize("command", [["/nowhere/program"], ["{workload.n}"], ["/etc/passwd"]])
+def test_a_program_that_cannot_be_executed_is_charged_and_named(bench: Bench, command: list[str]) -> None:
+    attempt = bench.go(protocol_of(command=command))
+    assert bench.names(attempt.id) == [name for name in WHOLE if name != "spawned"]
+    assert end(attempt).outcome == "exec_failed"
+    assert command[0].replace("{workload.n}", "3") in end(attempt).evidence
+    assert exit_of(attempt).wait_status is None
+
+
+def test_a_folder_that_is_gone_is_exec_failed_too(bench: Bench) -> None:
+    bench.snapshot.rmdir()
+    attempt = bench.go(protocol_of(command=["true"]))
+    assert end(attempt).outcome == "exec_failed"
+    assert str(bench.snapshot) in end(attempt).evidence
+
+
+# The records.
+
+
+def test_rows_of_every_float_and_the_last_line_without_its_newline(bench: Bench) -> None:
+    attempt = bench.python("import os; open(os.environ['CAPSULE_RECORDS'], 'w').write('{\"x\": \"NaN\"}')")
+    assert end(attempt).outcome == "completed"
+    assert bench.journal(attempt.id) == '{"x": "NaN"}\n{"end":true}\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("record(cell='c000099', x=1)", "a cell planned for this process"),
+        ("record(x=1); record(x=2)", "expected one row for cell c000000"),
+        ("record(y=1)", "declared observations"),
+        ("record(x='Inf')", "a float64"),
+        ("open(os.environ['CAPSULE_RECORDS'], 'ab').write(b'\\x96 no json')", "faulty lines"),
+    ],
+)
+def test_rows_that_were_not_planned_are_bad_records(bench: Bench, source: str, words: str) -> None:
+    attempt = bench.python(RECORD + source)
+    assert end(attempt).outcome == "bad_records"
+    assert words in end(attempt).evidence
+
+
+def test_a_python_trial_runs_every_cell_of_its_process(bench: Bench) -> None:
+    (bench.snapshot / "trial.py").write_text(
+        "def f(cell):\n    print(cell.id)\n    return {'x': float('-inf'), 'words': f'{cell.workload} {cell.device}'}\n"
+    )
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert (end(attempt).outcome, end(attempt).rows) == ("completed", 2)
+    assert '"words":"{\'n\': 3} cpu"' in bench.journal(attempt.id)
+    assert (bench.attempts / attempt.id / "stdout").read_text() == "c000000\nc000001\n"
+
+
+def test_a_trial_that_raises_is_a_result(bench: Bench) -> None:
+    (bench.snapshot / "trial.py").write_text("def f(cell):\n    raise ValueError('no')\n")
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert (end(attempt).outcome, end(attempt).rows) == ("trial_error", 2)
+
+
+def test_a_trial_that_leaves_is_incomplete(bench: Bench) -> None:
+    (bench.snapshot / "trial.py").write_text("import sys\ndef f(cell):\n    sys.exit(0)\n")
+    assert end(bench.go(protocol_of(trial="trial:f"))).outcome == "incomplete"
+
+
+# C1, C2, B3: limits and trees.
+
+
+def test_a_trial_that_ignores_term_is_killed_after_the_grace_and_why_is_written_first(bench: Bench) -> None:
+    source = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    attempt = bench.python(source, wall_limit_seconds=1, kill_grace_seconds="0.5")
+    names = bench.names(attempt.id)
+    assert [name for name in names if name != "heartbeat"] == [*WHOLE[:3], "stopping", *WHOLE[3:]]
+    assert end(attempt).outcome == "wall_limit"
+    assert exit_of(attempt).signal == signal.SIGKILL
+    assert exit_of(attempt).cause == "wall_limit"
+    assert 1_500 <= end(attempt).charge.debited_ms < 3_500
+
+
+def test_a_trial_that_heeds_term_is_not_killed(bench: Bench) -> None:
+    attempt = bench.python("import time; time.sleep(60)", wall_limit_seconds=1, kill_grace_seconds=20)
+    assert (end(attempt).outcome, exit_of(attempt).signal) == ("wall_limit", signal.SIGTERM)
+    assert 1_000 <= end(attempt).charge.debited_ms < 3_000
+    assert end(attempt).overrun_ms == 0
+
+
+GRANDCHILD = """
+import os, sys, time
+if os.fork():
+    os._exit(0) if len(sys.argv) > 1 else None
+    time.sleep(SLEEP)
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+os.environ.clear()
+for descriptor in range(3):
+    os.close(descriptor)
+open(PIDS, "a").write(f"{os.getpid()}\\n")
+time.sleep(60)
+"""
+
+
+def test_a_daemon_that_outlives_its_leader_is_found_killed_and_not_plain_ok(bench: Bench, tmp_path: Path) -> None:
+    source = RECORD + "record(x=1)\n" + GRANDCHILD.replace("SLEEP", "0.3").replace("PIDS", repr(str(tmp_path / "pids")))
+    attempt = bench.python(source, kill_grace_seconds="0.3")
+    (daemon,) = pids(tmp_path / "pids")
+    assert not Path(f"/proc/{daemon}").exists()
+    assert end(attempt).outcome == "leaked_descendants"
+    assert str(daemon) in end(attempt).evidence
+    empty = next(event for event in bench.events(attempt.id) if event.name == "tree_empty")
+    assert empty.data.to_json()["killed"] == 1
+    assert "stopping" in bench.names(attempt.id)
+    assert end(attempt).charge.debited_ms >= 1_000
+
+
+def test_the_whole_tree_ends_at_the_wall_limit(bench: Bench, tmp_path: Path) -> None:
+    source = GRANDCHILD.replace("SLEEP", "60").replace("PIDS", repr(str(tmp_path / "pids")))
+    attempt = bench.python(source, wall_limit_seconds=1, kill_grace_seconds="0.3")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids(tmp_path / "pids"))
+    assert end(attempt).outcome == "wall_limit"
+
+
+def test_helpers_that_end_by_themselves_are_no_leak(bench: Bench) -> None:
+    attempt = bench.python(RECORD + "record(x=1)\nif os.fork() == 0:\n    import time; time.sleep(0.3)\n")
+    assert end(attempt).outcome == "completed"
+    assert end(attempt).charge.debited_ms >= 300
+
+
+# Output.
+
+
+def test_fifty_megabytes_are_kept_at_both_ends_with_the_gap_counted(bench: Bench) -> None:
+    source = RECORD + "import sys\nfor i in range(500_000): sys.stdout.write(f'{i:099d}\\n')\nrecord(x=1)"
+    attempt = bench.python(source, output_bytes_max=1_000_000)
+    data = (bench.attempts / attempt.id / "stdout").read_bytes()
+    marker = b"\n[capsule: 49000000 bytes left out here]\n"
+    assert end(attempt).outcome == "completed"
+    assert len(data) == 1_000_000 + len(marker)
+    assert data.startswith(f"{0:099d}\n".encode())
+    assert data.endswith(f"{499_999:099d}\n".encode())
+    assert data[500_000 : 500_000 + len(marker)] == marker
+    assert end(attempt).files["stdout"].size == len(data)
+    assert [path.name for path in (bench.attempts / attempt.id).glob("stdout*")] == ["stdout"]
+
+
+def test_secrets_are_replaced_before_hashing_and_listed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_VALUE", "correct horse battery")
+    monkeypatch.setenv("SERVICE_TOKEN", "tr0ub4dor&3-and-more")
+    source = RECORD + "record(x=1)\nprint('a', os.environ['MY_VALUE'], os.environ['SERVICE_TOKEN'])"
+    attempt = bench.go(protocol_of(command=["python", "-c", source, "tr0ub4dor&3-and-more"]), secret_names=["MY_VALUE"])
+    folder = bench.attempts / attempt.id
+    assert (folder / "stdout").read_text() == "a [redacted] [redacted]\n"
+    listed = [json.loads(line) for line in (folder / "redactions.jsonl").read_text().splitlines()]
+    assert [(item["file"], item["offset"], item["length"]) for item in listed] == [
+        ("stdout", 2, 21),
+        ("stdout", 24, 20),
+    ]
+    assert attempt.intent is not None
+    assert attempt.intent.argv[-1] == "[redacted]"
+    assert b"tr0ub4dor" not in bench.ledger.path.read_bytes()
+    assert "redactions.jsonl" in end(attempt).files
+
+
+# What the trial is given.
+
+
+def test_a_command_is_told_its_cell(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("PASSED_THROUGH", "yes")
+    names = ["CAPSULE_CELL", "CAPSULE_ARM", "CAPSULE_SEED", "CAPSULE_WORKLOAD", "CAPSULE_PARAMETERS", "PASSED_THROUGH",
+             "CAPSULE_WORKLOAD_PARAMETERS", "CAPSULE_DEVICE", "CAPSULE_ATTEMPT", "PYTHONPATH", "PYTHONNOUSERSITE",
+             "PYTHONDONTWRITEBYTECODE", "CUDA_VISIBLE_DEVICES"]  # fmt: skip
+    source = (
+        f"import json, os, sys; print(json.dumps([sys.argv[1:], [os.environ.get(n) for n in {names}], os.getcwd()]))"
+    )
+    argv = [
+        "{seed}/{cell}/{arm}/{workload}/{start}/{block}/{device}",
+        "{parameters.lr}",
+        "{workload.n}",
+        "${HOME}",
+        "{{x}}",
+    ]
+    protocol = protocol_of(command=["python", "-c", source.replace("{", "{").replace("[n]", "[n]"), *argv],
+                           parameters={"lr": {"decimal": "0.10"}, "deep": True})  # fmt: skip
+    supervision = bench.start(protocol)
+    assert supervision.wait(30) == launch.SETTLED
+    assert supervision.notes == ("PYTHONPATH is set here and not passed to the trial",)
+    arguments, given, directory = json.loads((bench.attempts / supervision.attempt / "stdout").read_text())
+    assert arguments == ["7/c000000/only/w/0/0/cpu", "0.10", "3", "${HOME}", "{x}"]
+    assert directory == str(bench.snapshot)
+    assert given == ["c000000", "only", "7", "w", '{"lr": 0.1, "deep": true}', "yes", '{"n": 3}', "cpu", "a000001",
+                     None, "1", "1", ""]  # fmt: skip
+
+
+def test_the_trial_has_no_terminal_no_input_and_a_session_of_its_own(bench: Bench) -> None:
+    source = RECORD + "import sys\nrecord(x=float(os.getsid(0) == os.getpid() and sys.stdin.read() == ''))"
+    attempt = bench.python(source)
+    assert bench.journal(attempt.id).splitlines()[0] == '{"x": 1.0}'
+
+
+# Heartbeats, stops and losses while it runs.
+
+
+def test_heartbeats_come_after_one_second_and_then_every_five(bench: Bench) -> None:
+    attempt = bench.python("import time; time.sleep(1.3)")
+    beats = [event.data.to_json()["elapsed_ms"] for event in bench.events(attempt.id) if event.name == "heartbeat"]
+    assert len(beats) == 1
+    assert 1_000 <= beats[0] < 2_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_supervisor_stops_the_trial_as_the_user_s_wish(bench: Bench, number: int) -> None:
+    supervision = bench.start(protocol_of(command=["sleep", "60"]))
+    eventually(lambda: "spawned" in bench.names(supervision.attempt))
+    os.kill(supervision.pid, number)
+    assert supervision.wait(20) == launch.SETTLED
+    attempt = bench.account().attempts[supervision.attempt]
+    assert end(attempt).outcome == "user"
+    assert signal.Signals(number).name in end(attempt).evidence
+    names = bench.names(attempt.id)
+    assert names.index("stopping") < names.index("exit")
+
+
+def test_a_second_signal_kills_at_once(bench: Bench) -> None:
+    source = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    protocol = protocol_of(command=["python", "-c", source], kill_grace_seconds=30, wall_limit_seconds=30)
+    supervision = bench.start(protocol)
+    stdout = bench.attempts / supervision.attempt / "stdout"
+    eventually(lambda: stdout.exists() and stdout.read_text())
+    supervision.stop()
+    eventually(lambda: "stopping" in bench.names(supervision.attempt))
+    began = time.monotonic()
+    supervision.stop()
+    assert supervision.wait(20) == launch.SETTLED
+    assert time.monotonic() - began < 5
+    attempt = bench.account().attempts[supervision.attempt]
+    assert (end(attempt).outcome, exit_of(attempt).signal) == ("user", signal.SIGKILL)
+
+
+def test_stop_now_needs_no_grace(bench: Bench) -> None:
+    source = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    supervision = bench.start(protocol_of(command=["python", "-c", source], kill_grace_seconds=30))
+    stdout = bench.attempts / supervision.attempt / "stdout"
+    eventually(lambda: stdout.exists() and stdout.read_text())
+    supervision.stop(now=True)
+    assert supervision.wait(5) == launch.SETTLED
+    assert end(bench.account().attempts[supervision.attempt]).outcome == "user"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lease_file_that_goes_stops_the_trial(bench: Bench, replaced: bool) -> None:
+    supervision = bench.start(protocol_of(command=["sleep", "60"]))
+    eventually(lambda: "spawned" in bench.names(supervision.attempt))
+    lease_path(bench.leases, "CPU-0").unlink()
+    if replaced:
+        lease_path(bench.leases, "CPU-0").touch()
+    assert supervision.wait(20) == launch.SETTLED
+    assert end(bench.account().attempts[supervision.attempt]).outcome == "lease_lost"
+
+
+def test_the_supervisor_goes_on_when_the_command_that_started_it_is_killed(bench: Bench, tmp_path: Path) -> None:
+    order = bench.order(protocol_of(command=["python", "-c", RECORD + "import time; time.sleep(1); record(x=1)"]))
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom capsule.host.launch import LaunchOrder, start\n"
+        "from capsule.host.process import identify\nimport os\n"
+        "order = LaunchOrder.from_bytes(Path(sys.argv[1]).read_bytes(), 'order')\n"
+        "print(start(order.model_copy(update={'launcher': identify(os.getpid())})).pid, flush=True)\ntime.sleep(60)\n"
+    )
+    (tmp_path / "order.json").write_bytes(order.to_bytes())
+    starter = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "order.json")], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    supervisor = identify(int(starter.stdout.readline()))
+    eventually(lambda: "spawned" in bench.names(order.attempt))
+    starter.kill()
+    starter.communicate()
+    eventually(lambda: not is_alive(supervisor))
+    attempt = bench.account().attempts[order.attempt]
+    assert end(attempt).outcome == "completed"
+    assert "cli_lost" in end(attempt).evidence
+
+
+# Refused before anything starts.
+
+
+def test_a_busy_device_is_refused_by_name_and_costs_nothing(bench: Bench) -> None:
+    holder = Holder(protocol="0002-y", attempt="a000007", pid=4711, since="then", token="t", baseline={})
+    held = take(bench.leases, ["CPU-0"], holder)
+    supervision = bench.start(protocol_of(command=["true"]))
+    assert supervision.wait(20) == launch.REFUSED
+    attempt = bench.account().attempts[supervision.attempt]
+    assert attempt.refused is not None
+    assert attempt.refused.reason == "busy"
+    assert "held by attempt a000007 of 0002-y, pid 4711, since then" in attempt.refused.words
+    assert attempt.held_ms == 0
+    assert bench.names(attempt.id) == ["reserved", "refused"]
+    waiting = bench.start(protocol_of(command=["true"]), lease_wait_ms=20_000)
+    time.sleep(0.5)
+    held.clear()
+    held.release()
+    assert waiting.wait(20) == launch.SETTLED
+
+
+def test_frozen_sources_that_changed_are_refused_before_and_found_after(bench: Bench) -> None:
+    from capsule.host.source import read_tree
+
+    (bench.snapshot / "a.py").write_text("x = 1\n")
+    listed = bench.root / "sources.jsonl"
+    listed.write_bytes(sources_bytes(read_tree(bench.snapshot, [b"a.py"])))
+    trees = [launch.SourceTree(root=str(bench.snapshot), sources=str(listed))]
+    source = RECORD + "record(x=1)\nopen('b.py', 'w').write('y = 2')"
+    attempt = bench.go(protocol_of(command=["python", "-c", source]), trees=trees)
+    assert end(attempt).outcome == "source_changed"
+    assert "b.py" in end(attempt).evidence
+    supervision = bench.start(protocol_of(command=["true"]), trees=trees)
+    assert supervision.wait(20) == launch.REFUSED
+    refused = bench.account().attempts[supervision.attempt].refused
+    assert refused is not None
+    assert refused.reason == "source_changed"
+
+
+# The charge.
+
+
+def test_the_charge_runs_from_the_lease_to_the_verified_release(bench: Bench) -> None:
+    attempt = bench.python("import time; time.sleep(0.6)")
+    assert attempt.intent is not None
+    assert attempt.released is not None
+    charge = end(attempt).charge
+    assert charge.lower_ms == charge.upper_ms == charge.debited_ms
+    assert charge.debited_ms == attempt.released.boottime_ms - attempt.intent.leased.boottime_ms >= 600
+    assert attempt.held_ms == charge.debited_ms
+    assert attempt.intent.snapshot == SNAPSHOT
+    assert bench.account().manifests == [MANIFEST]
+    assert lease_path(bench.leases, "CPU-0").read_bytes() == b""
+
+
+def test_nothing_heavy_is_loaded_by_a_supervisor() -> None:
+    code = "import sys, capsule.host.supervisor; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"torch", "pyarrow", "rich", "typer", "pynvml", "numpy"}.isdisjoint(loaded)
+
+
+def test_a_supervisor_leaves_no_process(bench: Bench) -> None:
+    bench.python("print('done')")
+    assert [item for item in descendants(os.getpid()) if item.pid in {s.pid for s in bench.supervisions}] == []
