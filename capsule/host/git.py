@@ -27,6 +27,9 @@ TREE = 0o040000
 BLOCK_BYTES = 2**20
 DEPTH_MAX = 2_000
 
+HASHERS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
+"""The hash of each of git's object formats."""
+
 _OVERRIDES = ("core.fsmonitor=false", "core.untrackedCache=false", "protocol.allow=never", "core.quotePath=false")
 
 
@@ -181,10 +184,7 @@ def index_is_committed(root: Path) -> bool:
 
 def object_id(kind: str, data: bytes, object_format: str) -> str:
     """Return git's id of an object with these bytes."""
-    hasher = hashlib.new(object_format, usedforsecurity=False)
-    hasher.update(b"%s %d\0" % (kind.encode(), len(data)))
-    hasher.update(data)
-    return hasher.hexdigest()
+    return HASHERS[object_format](b"%s %d\0" % (kind.encode(), len(data)) + data).hexdigest()
 
 
 class ObjectReader:
@@ -218,7 +218,7 @@ class ObjectReader:
         """
         kind, size = self._ask(identifier)
         answers = self._pipe(self._process.stdout)
-        hasher = hashlib.new(self.object_format, b"%s %d\0" % (kind.encode(), size), usedforsecurity=False)
+        hasher = HASHERS[self.object_format](b"%s %d\0" % (kind.encode(), size))
         left = size
         while left:
             block = answers.read(min(left, BLOCK_BYTES))

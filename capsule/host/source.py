@@ -28,7 +28,7 @@ from capsule.core.digest import PREFIX, digest_of
 from capsule.core.errors import CapsuleError, DriftError, MachineError, MalformedError, RefusedError
 from capsule.core.manifest import SourceEntry
 from capsule.core.protocol import Sources
-from capsule.core.redact import secret_file_kind, token_kind
+from capsule.core.redact import is_secret_file, token_kind
 from capsule.host import git
 
 HEX = "hex:"
@@ -382,7 +382,7 @@ def _file_content(descriptor: int, before: os.stat_result, file: git.WorkFile, o
     """Hash an open file in one pass and close it; it must be the file that was looked at, and hold still."""
     size = before.st_size
     hasher = hashlib.sha256()
-    git_hasher = hashlib.new(object_format, b"blob %d\0" % size, usedforsecurity=False) if object_format else None
+    git_hasher = git.HASHERS[object_format](b"blob %d\0" % size) if object_format else None
     first = b""
     left = size
     try:
@@ -425,7 +425,7 @@ def _judged(first: bytes, size: int, file: git.WorkFile, blob: str | None) -> tu
         spellings = (unix, unix.replace(b"\n", b"\r\n"))
         if file.tracked.blob in [git.object_id("blob", data, file.owner.object_format) for data in spellings]:
             notes.append("line-endings-differ")
-    secret = secret_file_kind(file.path)
+    secret = "secret by name" if is_secret_file(file.path) else None
     if secret is None and size <= SECRET_CONTENT_BYTES_MAX and whole:
         secret = token_kind(first)
     return notes, secret
@@ -591,6 +591,6 @@ def _changed(path: bytes) -> DriftError:
 
 
 def _read_error(path: bytes, error: OSError) -> CapsuleError:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL):
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR):
         return _changed(path)
     return MachineError(f"cannot read {shown(path)}: {error.strerror}", hint="check its permissions, or exclude it")

@@ -43,11 +43,11 @@ _CACHE = re.compile(rb"(?:^|/)__pycache__/\Z")
 def object_path(root: Path, digest: str) -> Path:
     """Return where the content of that digest lies in the workspace at `root`, there or not."""
     name = hex_of(digest)
-    return root / ".capsule" / "objects" / name[:2] / name[2:]
+    return Path(root, ".capsule", "objects", name[:2], name[2:])
 
 
 def objects(root: Path) -> Iterator[Path]:
-    """Yield every file of the store: whole objects, and what an interrupted call left in `writing-…` folders."""
+    """Yield every file of the store: whole objects, and what an interrupted call left under other names."""
     folder = root / ".capsule" / "objects"
     for below in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from sorted(below.iterdir())
@@ -193,28 +193,33 @@ class _Synced:
 
 
 class _Writer:
-    """Puts contents into the store; each is hashed on the way, synced and renamed."""
+    """Puts contents into the store; each is hashed on the way, synced and renamed.
 
-    def __init__(self, root: Path, folder: Path, synced: _Synced) -> None:
+    The other name is in the object's own folder: one folder with very many new files is slow on some file systems.
+    """
+
+    def __init__(self, root: Path, synced: _Synced) -> None:
         self.written = 0
-        self.folders: set[Path] = set()
+        self.folders: set[str] = set()
         self._root = root
-        self._folder = folder
         self._synced = synced
+        self._suffix = f".{os.urandom(6).hex()}.tmp"
+        self._unfinished: set[str] = set()
 
     def absent(self, entries: Iterable[SourceEntry]) -> Iterator[SourceEntry]:
         """Yield one entry for each content that is not in the store."""
-        seen: set[str] = set()
-        for entry in entries:
-            if entry.kind == "file" and entry.sha256 not in seen:
-                seen.add(entry.sha256)
-                if not object_path(self._root, entry.sha256).exists():
-                    yield entry
+        by_digest = {entry.sha256: entry for entry in entries if entry.kind == "file"}
+        return (entry for digest, entry in by_digest.items() if not object_path(self._root, digest).exists())
 
     def put(self, entry: SourceEntry, feed: Callable[[Callable[[bytes], object]], object]) -> None:
         """Store what `feed` hands over, which must be the entry's content."""
-        temporary, final = self._folder / hex_of(entry.sha256), object_path(self._root, entry.sha256)
+        final = str(object_path(self._root, entry.sha256))
+        temporary, folder = final + self._suffix, final.rpartition("/")[0]
+        if folder not in self.folders:
+            Path(folder).mkdir(exist_ok=True)
+            self.folders.add(folder)
         descriptor = os.open(temporary, _CREATE, 0o600)
+        self._unfinished.add(temporary)
         try:
             hasher = hashlib.sha256()
 
@@ -229,11 +234,17 @@ class _Writer:
         except BaseException:
             os.close(descriptor)
             raise
-        if final.parent not in self.folders:
-            final.parent.mkdir(exist_ok=True)
-            self.folders.add(final.parent)
-        self._synced.add(descriptor, lambda: temporary.replace(final))
+        self._synced.add(descriptor, partial(self._finish, temporary, final))
         self.written += 1
+
+    def discard(self) -> None:
+        """Remove what has not got its name."""
+        for temporary in self._unfinished:
+            Path(temporary).unlink(missing_ok=True)
+
+    def _finish(self, temporary: str, final: str) -> None:
+        Path(temporary).replace(final)
+        self._unfinished.remove(temporary)
 
 
 @contextmanager
@@ -241,12 +252,15 @@ def _writing(root: Path) -> Iterator[_Writer]:
     folder = root / ".capsule" / "objects"
     with _machine(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="writing-", dir=folder) as temporary:
-            with _Synced() as synced:
-                writer = _Writer(root, Path(temporary), synced)
+        synced = _Synced()
+        writer = _Writer(root, synced)
+        try:
+            with synced:
                 yield writer
-            for below in (*writer.folders, folder):
-                sync_directory(below)
+        finally:
+            writer.discard()
+        for below in (*map(Path, sorted(writer.folders)), folder):
+            sync_directory(below)
 
 
 @contextmanager
