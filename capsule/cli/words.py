@@ -15,11 +15,11 @@ from capsule.cli.progress import duration
 
 if TYPE_CHECKING:
     from capsule.core.verdict import Verdict
+    from capsule.host.reconcile import Finding as Settlement
     from capsule.steps.clean import Cleaned
     from capsule.steps.doctor import Finding
     from capsule.steps.freeze import Frozen
     from capsule.steps.pack import Item, Packed
-    from capsule.steps.reconcile import Settlement
     from capsule.steps.replay import Replay
     from capsule.steps.run import Ran
     from capsule.steps.status import Status
@@ -212,10 +212,10 @@ def ledger(events: list[dict[str, Any]]) -> Said:
 
 def reconciled(settlements: Sequence[Settlement]) -> Said:
     """Say what `reconcile` found."""
-    value = {"attempts": [{"attempt": s.attempt, "action": s.action, "words": s.words} for s in settlements]}
+    value = {"attempts": [{"attempt": s.attempt, "state": s.state, "words": s.words} for s in settlements]}
     if not settlements:
         return value, "nothing was open"
-    return value, columns([(s.attempt, s.action, s.words) for s in settlements], ("attempt", "action", ""))
+    return value, columns([(s.attempt, s.state, s.words) for s in settlements], ("attempt", "state", ""))
 
 
 def planned(items: Sequence[Item]) -> Said:

@@ -1,0 +1,238 @@
+"""Make the golden capsules: python -m tests.golden.make
+
+One honest study is run and packed; every other golden is forged from it by one named fault and sealed again, so that
+its container is sound and only a check of meaning can find it. Beside each lies what any verifier must say of it.
+Goldens are kept: run this only when the format changes, and say why in the commit.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from capsule.archive.reader import examine
+from capsule.archive.tables import read_table, write_table
+from capsule.archive.writer import CapsuleWriter
+from capsule.core.canonical import canonical, join_lines, parse_lines
+from capsule.core.digest import digest_of
+from capsule.core.manifest import Manifest
+from capsule.core.table import table_columns
+from capsule.steps.verify import verify
+from tests.study import make_study
+
+FOLDER = Path(__file__).parent
+Members = dict[str, bytes]
+OWN = {"0-header.json", "9-SHA256SUMS", "9-TABLE"}
+MANIFEST = "1-manifest/001/manifest.json"
+RESULTS = "7-results/results.json"
+LEDGER = "2-ledger.jsonl"
+
+
+def honest(folder: Path, changes: dict[str, str] | None = None, budget_ends: bool = False) -> bytes:
+    """Run a study and return its capsule."""
+    protocol = make_study(folder / "study", changes=changes)
+    environment = {**os.environ, "CAPSULE_LEASE_DIR": str(folder / "leases")}
+    for command in ("freeze", "run", "pack"):
+        done = subprocess.run([sys.executable, "-m", "capsule", command, str(protocol)], env=environment, check=False)
+        assert done.returncode == 0 or (budget_ends and done.returncode == 4), command
+    return protocol.with_suffix(".capsule").read_bytes()
+
+
+def unpack(data: bytes) -> Members:
+    """Return a sound capsule's members, the container's own left out."""
+    found = examine(io.BytesIO(data), keep=lambda name, size: True)
+    assert found.sealed is not None, found.findings
+    return {name: content for name, content in found.kept.items() if name not in OWN}
+
+
+def seal(members: Members) -> bytes:
+    """Seal members into a sound container, as a forger would."""
+    stream = io.BytesIO()
+    with CapsuleWriter(stream) as writer:
+        for name in sorted(members):
+            writer.add(name, len(members[name]), members[name])
+        writer.close()
+    return stream.getvalue()
+
+
+def rechain(lines: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Number and chain ledger events again, as a forger would."""
+    previous: str | None = None
+    chained = []
+    for number, line in enumerate(lines):
+        event = {**line, "seq": number, "prev": previous}
+        previous = digest_of(canonical(event))
+        chained.append(event)
+    return chained
+
+
+def with_ledger(members: Members, lines: list[dict[str, object]]) -> Members:
+    """Put a ledger in the place of another, with its head."""
+    chained = rechain(lines)
+    head = canonical({"count": len(chained), "sha256": digest_of(canonical(chained[-1]))})
+    return {**members, LEDGER: join_lines(chained), "2-ledger.head.json": head}
+
+
+def results_edited(members: Members) -> Members:
+    """Results that say more than the records: an inconclusive estimate turned into a large one."""
+    results = json.loads(members[RESULTS])
+    results["estimates"][0] |= {"mean": "9.5", "low": "9.0", "high": "10.0"}
+    return {**members, RESULTS: canonical(results)}
+
+
+def outcome_edited(members: Members) -> Members:
+    """A refuted hypothesis declared supported."""
+    results = json.loads(members[RESULTS])
+    results["outcome"] = results["hypotheses"][0]["decision"] = "supported"
+    for component in results["hypotheses"][0]["components"]:
+        component["decision"] = "supported"
+    return {**members, RESULTS: canonical(results)}
+
+
+def row_removed(members: Members) -> Members:
+    """A row missing from the table."""
+    columns = table_columns(Manifest.from_bytes(members[MANIFEST], "manifest").protocol.observations)
+    rows = read_table(members["4-records/rows.parquet"], columns, 1000, "rows")
+    return {**members, "4-records/rows.parquet": write_table(columns, rows[:-1])}
+
+
+def journal_edited(members: Members) -> Members:
+    """An observation changed in the journal, the ledger left as it was."""
+    name = "3-attempts/a000001/journal.jsonl"
+    changed = members[name].replace(b'"amount":', b'"amount":1', 1)
+    assert changed != members[name]
+    return {**members, name: changed}
+
+
+def charge_lowered(members: Members) -> Members:
+    """A charge lowered, and the ledger chained again."""
+    lines = parse_lines(members[LEDGER], LEDGER)
+    for line in lines:
+        if line["event"] == "settled":
+            line["data"]["charge"] = {"lower_ms": 1, "upper_ms": 1, "debited_ms": 1, "observed": True}
+    return with_ledger(members, lines)
+
+
+def attempt_removed(members: Members) -> Members:
+    """The last attempt taken out of the ledger, and the ledger chained again."""
+    lines = [line for line in parse_lines(members[LEDGER], LEDGER) if line["attempt"] != "a000002"]
+    return with_ledger(members, lines)
+
+
+def event_removed(members: Members) -> Members:
+    """One event cut out of the chain."""
+    lines = members[LEDGER].splitlines(keepends=True)
+    return {**members, LEDGER: b"".join(lines[:5] + lines[6:])}
+
+
+def tail_removed(members: Members) -> Members:
+    """The ledger's tail cut off, its head left."""
+    lines = members[LEDGER].splitlines(keepends=True)
+    return {**members, LEDGER: b"".join(lines[:-3])}
+
+
+def source_swapped(members: Members) -> Members:
+    """A source's bytes replaced."""
+    name = next(name for name in members if name.startswith("5-sources/"))
+    return {**members, name: b"print('another program')\n"}
+
+
+def source_missing(members: Members) -> Members:
+    """A frozen source left out."""
+    name = next(name for name in members if name.startswith("5-sources/"))
+    return {key: value for key, value in members.items() if key != name}
+
+
+def results_missing(members: Members) -> Members:
+    """No results at all."""
+    return {key: value for key, value in members.items() if key != RESULTS}
+
+
+def ledger_missing(members: Members) -> Members:
+    """No ledger at all."""
+    return {key: value for key, value in members.items() if not key.startswith("2-")}
+
+
+def threshold_moved(members: Members) -> Members:
+    """A threshold moved in the manifest after the fact."""
+    manifest = json.loads(members[MANIFEST])
+    manifest["protocol"]["hypotheses"][0]["threshold"] = "-9"
+    return {**members, MANIFEST: canonical(manifest)}
+
+
+def cell_dropped(members: Members) -> Members:
+    """A planned cell dropped from the plan, its digest put right in the manifest."""
+    cells = b"".join(members["1-manifest/001/cells.jsonl"].splitlines(keepends=True)[:-1])
+    manifest = json.loads(members[MANIFEST])
+    manifest["cells"] = {"count": cells.count(b"\n"), "sha256": digest_of(cells)}
+    return {**members, "1-manifest/001/cells.jsonl": cells, MANIFEST: canonical(manifest)}
+
+
+def import_foreign(members: Members) -> Members:
+    """A module that came from nowhere frozen, the ledger's digest of the list put right."""
+    name = "3-attempts/a000001/provenance.jsonl"
+    line = {"module": "helper", "origin": "unknown", "name": "helper.py", "sha256": digest_of(b"")}
+    data = members[name] + join_lines([line])
+    lines = parse_lines(members[LEDGER], LEDGER)
+    for event in lines:
+        if event["event"] == "settled" and event["attempt"] == "a000001":
+            event["data"]["files"]["provenance.jsonl"] = {"size": len(data), "sha256": digest_of(data)}
+    return with_ledger({**members, name: data}, lines)
+
+
+FORGERIES: tuple[Callable[[Members], Members], ...] = (
+    results_edited, row_removed, journal_edited, charge_lowered, attempt_removed, event_removed, tail_removed,
+    source_swapped, source_missing, results_missing, ledger_missing, threshold_moved, cell_dropped, import_foreign,
+)  # fmt: skip
+
+
+def damaged(data: bytes) -> dict[str, bytes]:
+    """Return files whose bytes were damaged after sealing."""
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 0x10
+    return {"bit-flipped": bytes(flipped), "truncated": data[: len(data) * 2 // 3], "trailing-bytes": data + b"more"}
+
+
+def goldens() -> dict[str, tuple[bytes, str]]:
+    """Return every golden with one sentence on what it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        supported = honest(Path(folder) / "a")
+        refuted = honest(Path(folder) / "b", {"threshold = 0": "threshold = 5"})
+        short = honest(Path(folder) / "c", {"device_seconds = 200": "device_seconds = 17.05"}, budget_ends=True)
+    made = {
+        "supported": (supported, "An honest capsule whose hypotheses are supported."),
+        "refuted": (refuted, "An honest capsule whose first hypothesis is refuted; intact all the same."),
+        "budget-ended": (short, "An honest capsule whose budget ended before its plan; what was not run says so."),
+    }
+    members = unpack(supported)
+    for forge in FORGERIES:
+        made[forge.__name__.replace("_", "-")] = (seal(forge(members)), forge.__doc__ or "")
+    made["outcome-edited"] = (seal(outcome_edited(unpack(refuted))), outcome_edited.__doc__ or "")
+    for name, data in damaged(supported).items():
+        made[name] = (data, "Bytes changed after sealing.")
+    return made
+
+
+def main() -> None:
+    """Write every golden and what is to be said of it."""
+    for name, (data, words) in goldens().items():
+        (FOLDER / f"{name}.capsule").write_bytes(data)
+        verdict = verify(io.BytesIO(data))
+        expected = {
+            "what": words,
+            "integrity": verdict.integrity,
+            "outcome": verdict.outcome,
+            "failed": [check.id for check in verdict.checks if check.status == "failed"],
+        }
+        (FOLDER / f"{name}.expected.json").write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
+        print(f"{name}: {verdict.integrity}, {verdict.outcome}, {', '.join(expected['failed'])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What freeze and run refuse: drift, secrets, what cannot be planned, what is frozen already, two runs at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Capsule
+from tests.study import TRIAL, make_study
+
+
+def test_a_changed_source_is_drift(capsule: Capsule, tmp_path: Path) -> None:
+    """A run refuses when a frozen file changed, names it, and runs the frozen bytes only when told to."""
+    protocol = make_study(tmp_path / "s")
+    assert capsule("freeze", protocol).code == 0
+    (protocol.parent / "trial.py").write_text(TRIAL + "# changed\n")
+    said = capsule("run", protocol)
+    assert said.code == 4
+    assert "trial.py" in said.err
+    assert "--from-frozen" in said.err
+    assert capsule("run", protocol, "--from-frozen").code == 0
+    events = json.loads(capsule("ledger", protocol, "--json").out)["events"]
+    assert [e["data"]["from_frozen"] for e in events if e["event"] == "reserved"] == [True, True]
+
+
+def test_an_added_and_a_removed_file_are_drift(capsule: Capsule, tmp_path: Path) -> None:
+    """Files that appear or vanish are named."""
+    protocol = make_study(tmp_path / "s")
+    (protocol.parent / "kept.txt").write_text("kept")
+    assert capsule("freeze", protocol).code == 0
+    (protocol.parent / "kept.txt").unlink()
+    (protocol.parent / "new.txt").write_text("new")
+    said = capsule("run", protocol)
+    assert said.code == 4
+    assert "removed: kept.txt" in said.err
+    assert "added: new.txt" in said.err
+
+
+def test_a_frozen_protocol_is_not_frozen_again_with_other_content(capsule: Capsule, tmp_path: Path) -> None:
+    """Equal is success and says so; different is refused and points at amend."""
+    protocol = make_study(tmp_path / "s")
+    first = capsule("freeze", protocol)
+    assert capsule("freeze", protocol).out.splitlines()[0] == first.out.splitlines()[0]
+    protocol.write_text(protocol.read_text().replace("threshold = 0", "threshold = 1"))
+    said = capsule("freeze", protocol)
+    assert said.code == 4
+    assert "capsule amend" in said.err
+
+
+def test_an_amendment_keeps_ledger_and_budget(capsule: Capsule, tmp_path: Path) -> None:
+    """Amending erases no attempt: the new manifest names the old one and what was seen, and shares its spent budget."""
+    protocol = make_study(tmp_path / "s")
+    for command in ("freeze", "run"):
+        assert capsule(command, protocol).code == 0
+    spent = json.loads(capsule("status", protocol, "--json").out)["budgets"][0]["held_ms"]
+    protocol.write_text(protocol.read_text().replace("threshold = 0", "threshold = 1"))
+    assert capsule("amend", protocol, "--reason", " ").code == 2
+    amended = capsule("amend", protocol, "--reason", "the threshold was wrong", "--json")
+    assert amended.code == 0, amended
+    shown = json.loads((protocol.parent / "study.frozen" / "002" / "manifest.json").read_text())
+    assert shown["supersedes"]["attempts_seen"] == 2
+    assert shown["supersedes"]["rows_seen"] == 8
+    status = json.loads(capsule("status", protocol, "--json").out)
+    assert status["budgets"][0]["held_ms"] == spent
+    assert status["cells"] == {"ok": 0, "failed": 0, "not_run": 8}
+    for command in ("run", "pack"):
+        assert capsule(command, protocol).code == 0
+    verdict = json.loads(capsule("verify", protocol.with_suffix(".capsule"), "--json").out)
+    assert (verdict["integrity"], verdict["outcome"]) == ("intact", "refuted")
+    first = capsule("verify", protocol.with_suffix(".capsule"), "--against", shown["supersedes"]["manifest"])
+    assert first.code == 0
+
+
+def test_a_pilot_is_charged_apart_and_never_counts(capsule: Capsule, tmp_path: Path) -> None:
+    """Pilots run before freezing too; they are recorded, exploratory, and in no verdict."""
+    protocol = make_study(tmp_path / "s")
+    assert capsule("run", protocol, "--pilot").code == 0
+    for command in ("freeze", "run"):
+        assert capsule(command, protocol).code == 0
+    assert capsule("run", protocol, "--pilot").code == 0
+    status = json.loads(capsule("status", protocol, "--json").out)
+    assert [a["pilot"] for a in status["attempts"]] == [True, False, False, True]
+    assert {(b["unit"], b["pilot"]) for b in status["budgets"]} == {("cpu", False), ("cpu", True)}
+    assert capsule("pack", protocol).code == 0
+    said = capsule("verify", protocol.with_suffix(".capsule"))
+    assert said.code == 0, said
+
+
+def test_a_secret_in_the_protocol_is_refused(capsule: Capsule, tmp_path: Path) -> None:
+    """A token in the protocol is refused by line and kind, and not printed."""
+    token = "ghp_" + "a1B2" * 9
+    protocol = make_study(tmp_path / "s", changes={"A small study": f"A study with {token}"})
+    said = capsule("freeze", protocol)
+    assert said.code == 4
+    assert "study.toml:3" in said.err
+    assert token not in said.err + said.out
+
+
+def test_a_trial_that_is_not_frozen_is_refused(capsule: Capsule, tmp_path: Path) -> None:
+    """A trial's module must be among the sources."""
+    protocol = make_study(tmp_path / "s", changes={'"trial:measure"': '"missing.module:measure"'})
+    said = capsule("freeze", protocol)
+    assert said.code == 2
+    assert "arms[0].trial" in said.err
+    assert "missing/module.py" in said.err
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\xff\x80binary", b"key = ", b'schema = "capsule.protocol/9"\n'])
+def test_what_is_no_protocol_is_refused(capsule: Capsule, tmp_path: Path, data: bytes) -> None:
+    """An empty, binary, broken or future file is refused with the file's name."""
+    protocol = make_study(tmp_path / "s")
+    protocol.write_bytes(data)
+    said = capsule("freeze", protocol)
+    assert said.code == 2
+    assert "study.toml" in said.err
+
+
+def test_two_runs_at_once(capsule: Capsule, tmp_path: Path) -> None:
+    """The second run is told who holds the device; with --wait it goes on afterwards; no cell runs twice."""
+    trial = "import time\ndef measure(cell):\n    time.sleep(0.5)\n    return {'amount': 1.0, 'seconds': 0.0}\n"
+    protocol = make_study(tmp_path / "s", trial=trial)
+    assert capsule("freeze", protocol).code == 0
+    command = [sys.executable, "-m", "capsule", "run", str(protocol)]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 20
+    journal = protocol.parent / ".capsule" / "study" / "attempts" / "a000001" / "journal.jsonl"
+    while not journal.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    second = capsule("run", protocol)
+    assert second.code == 4, second
+    assert "a000001" in second.err
+    waited = capsule("run", protocol, "--wait")
+    assert waited.code == 0, waited
+    assert first.wait(60) == 0, first.communicate()
+    status = json.loads(capsule("status", protocol, "--json").out)
+    assert status["cells"]["ok"] == 8
+    assert [a["outcome"] for a in status["attempts"]].count("completed") == 2
+
+
+def test_the_same_manifest_from_two_clones(capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clones in different folders, time zones and umasks give the same manifest bytes."""
+    protocol = make_study(tmp_path / "origin")
+    folder = protocol.parent
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C"]
+    subprocess.run([*git, folder, "init", "-q"], check=True)
+    subprocess.run([*git, folder, "add", "study.toml", "trial.py"], check=True)
+    subprocess.run([*git, folder, "commit", "-qm", "one"], check=True)
+    identities = []
+    for name, zone, mask in (("first", "Pacific/Auckland", 0o022), ("a b/second", "America/Lima", 0o077)):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        old = os.umask(mask)
+        subprocess.run(["git", "clone", "-q", folder, tmp_path / name], check=True)
+        said = capsule("freeze", tmp_path / name / "study.toml")
+        os.umask(old)
+        assert said.code == 0, said
+        identities.append((tmp_path / name / "study.frozen" / "001" / "manifest.json").read_bytes())
+    monkeypatch.undo()
+    time.tzset()
+    assert identities[0] == identities[1]
+
+
+def test_frozen_files_are_read_only_and_checked(capsule: Capsule, tmp_path: Path) -> None:
+    """A frozen list that was edited is found, whatever reads it."""
+    protocol = make_study(tmp_path / "s")
+    assert capsule("freeze", protocol).code == 0
+    cells = protocol.parent / "study.frozen" / "001" / "cells.jsonl"
+    assert cells.stat().st_mode & 0o222 == 0
+    cells.chmod(0o644)
+    cells.write_bytes(cells.read_bytes().replace(b'"arm":"once"', b'"arm":"both"', 1))
+    for command in ("status", "run", "pack"):
+        said = capsule(command, protocol)
+        assert said.code == 3, said
+        assert "cells.jsonl" in said.err
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing_half_written(capsule: Capsule, tmp_path: Path) -> None:
+    """When a file cannot be written, freeze stops with exit code 5, says so, and can simply be repeated."""
+    protocol = make_study(tmp_path / "s")
+    (protocol.parent / "large.bin").write_bytes(b"\0" * 400_000)
+    script = (
+        "import resource, signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        f"from capsule.cli.errors import guarded\nsys.exit(guarded(['freeze', {str(protocol)!r}]))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert said.returncode == 5, said.stderr
+    assert "capsule: error:" in said.stderr
+    assert not list(protocol.parent.glob("study.frozen/*"))
+    assert capsule("freeze", protocol).code == 0
