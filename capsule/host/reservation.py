@@ -27,11 +27,13 @@ def reserve(
     budget_ms: int,
     attempts_max: int,
     clock: ClockSource = read_clock,
+    admit: Callable[[Account], None] = lambda account: None,
     before: Callable[[str], None] = lambda attempt: None,
 ) -> Reservation:
     """Take the worst case of an attempt from the budget; of several who race for the last of it one wins.
 
-    `budget_ms` is the frozen budget of the attempt's unit, for pilots the pilots' own. `before` is called with the
+    `budget_ms` is the frozen budget of the attempt's unit, for pilots the pilots' own. `admit` sees
+    the ledger under its lock and may raise to reserve nothing. `before` is called with the
     attempt's id before the event is written, so that whoever finds the reservation also finds what it left.
 
     Raises:
@@ -41,6 +43,7 @@ def reserve(
 
     def work(transaction: Transaction) -> Reservation:
         account = transaction.account
+        admit(account)
         if not asked.pilot and asked.manifest not in account.manifests[-1:]:
             raise RefusedError(
                 f"expected to reserve under the manifest in force, found {asked.manifest}",

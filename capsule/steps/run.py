@@ -18,7 +18,7 @@ from capsule.core.attempt import INTERRUPTED, Account, ManifestAdopted, Opened, 
 from capsule.core.canonical import canonical
 from capsule.core.digest import digest_of, hex_of
 from capsule.core.errors import BudgetError, BusyError, DriftError, MachineError, RefusedError
-from capsule.core.progress import Process, counts, final_rows, processes, remaining
+from capsule.core.progress import Process, counts, deciding_attempt, final_rows, processes, remaining, tries
 from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.core.results import failing_stop_gate
 from capsule.host import environment, launch, store
@@ -145,6 +145,8 @@ def run(request: Request, display: Display) -> Ran:
         try:
             if not _attempt(this, process):
                 break
+        except _TakenError:
+            settle_open(workspace, wait=request.wait)
         except BudgetError as error:
             this.stopped = error.message
             break
@@ -209,7 +211,8 @@ def _open_ledger(this: _Run) -> None:
 def _to_run(this: _Run, now: Standing) -> Iterator[Process]:
     """Yield the process to run next, looking anew after each attempt; a pilot is one process."""
     if this.request.pilot:
-        yield next(process for process in processes(now.cells) if process.cells)
+        while not this.attempts:
+            yield next(process for process in processes(now.cells) if process.cells)
         return
     while todo := remaining(this.generation.manifest, now.cells, now.account):
         failing = failing_stop_gate(
@@ -236,6 +239,19 @@ def _reservation(this: _Run, process: Process) -> Reserved:
     )
 
 
+class _TakenError(Exception):
+    """Another run of this protocol took the process, or is at work, since we looked."""
+
+
+def _check_free(this: _Run, process: Process, account: Account) -> None:
+    """Under the ledger's lock: no other attempt is open, and the process is still to run."""
+    identity = this.generation.manifest.identity
+    attempts = tries(account, identity, process.ordinal)
+    decided = deciding_attempt(this.generation.manifest, attempts) is not None
+    if any(attempt.open for attempt in account.attempts.values()) or (decided and not this.request.pilot):
+        raise _TakenError
+
+
 def _refuse(this: _Run, process: Process, reason: str, words: str) -> None:
     """Write once why nothing more is started, so that what was not run has its reason."""
     manifest = this.generation.manifest.identity
@@ -259,6 +275,7 @@ def _attempt(this: _Run, process: Process) -> bool:
         _reservation(this, process),
         budget_ms=this.budget_ms,
         attempts_max=protocol.budget.attempts_max,
+        admit=lambda account: _check_free(this, process, account),
         before=lambda attempt: launch.announce(this.workspace.attempts / attempt),
     )
     folder = this.workspace.attempts / reservation.attempt
