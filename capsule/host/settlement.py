@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 from pathlib import Path
 
 from capsule.core.attempt import Charge, Clock, Exit, Outcome
+from capsule.core.manifest import read_sources
 from capsule.core.progress import Process, outcome_of
 from capsule.core.record import Journal, read_journal
-from capsule.host.launch import JOURNAL, LaunchOrder
+from capsule.host.durable import write_durably
+from capsule.host.launch import IMPORTS, JOURNAL, LaunchOrder
+from capsule.host.provenance import Imported, SnapshotTree, judge_imports
+
+PROVENANCE = "provenance.jsonl"
 
 Cause = tuple[Outcome, str]
 """Why the supervisor itself ended a trial, and its evidence."""
@@ -51,7 +57,14 @@ def signal_name(number: int) -> str:
 
 
 def judge(
-    order: LaunchOrder, exited: Exit, journal: Journal, *, cause: Cause | None, leaked: str | None, drift: str | None
+    order: LaunchOrder,
+    exited: Exit,
+    journal: Journal,
+    *,
+    cause: Cause | None,
+    leaked: str | None,
+    drift: str | None,
+    foreign: str | None,
 ) -> tuple[Outcome, str]:
     """Judge an attempt: the supervisor's own reason first, then how the trial ended, then what it recorded."""
     if cause is not None:
@@ -67,8 +80,31 @@ def judge(
         return "leaked_descendants", leaked
     if drift is not None:
         return "source_changed", drift
+    if foreign is not None:
+        return "provenance", foreign
     outcome, evidence = outcome_of(Process(0, order.cells), journal)
     return outcome, evidence  # type: ignore[return-value]
+
+
+def foreign_imports(order: LaunchOrder) -> str | None:
+    """Write where every module that the trial reported came from; words on those that nobody vouches for."""
+    reported = Path(order.attempt_dir) / IMPORTS
+    if not reported.exists():
+        return None
+    try:
+        items = [json.loads(line) for line in reported.read_bytes().splitlines()]
+        imported = [Imported(item["module"], item["file"], item["sha256"]) for item in items]
+    except (ValueError, TypeError, KeyError):
+        return "the report of imported modules cannot be read"
+    trees = [
+        SnapshotTree(Path(tree.root), read_sources(Path(tree.sources).read_bytes(), tree.sources))
+        for tree in order.trees
+    ]
+    judgement = judge_imports(imported, trees)
+    write_durably(Path(order.attempt_dir) / PROVENANCE, judgement.to_bytes())
+    found = [str(finding) for finding in judgement.findings]
+    more = f"; {len(found) - 5} more" if len(found) > 5 else ""
+    return "; ".join(found[:5]) + more if found else None
 
 
 def read_rows(order: LaunchOrder) -> Journal:
@@ -76,6 +112,13 @@ def read_rows(order: LaunchOrder) -> Journal:
     path = Path(order.attempt_dir) / JOURNAL
     data = path.read_bytes() if path.exists() else b""
     return read_journal(data, order.observations, [cell.cell for cell in order.cells])
+
+
+def write_end_record(order: LaunchOrder, journal: int) -> None:
+    """Write the end record of a command that exited with 0, after its last line even without a newline."""
+    data = (Path(order.attempt_dir) / JOURNAL).read_bytes()
+    newline = b"\n" if data and not data.endswith(b"\n") else b""
+    os.write(journal, newline + b'{"end":true}\n')
 
 
 def observed_charge(devices: int, leased: Clock, released: Clock) -> Charge:

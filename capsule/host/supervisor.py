@@ -32,7 +32,7 @@ from capsule.core.attempt import (
     Stopping,
     TreeEmpty,
 )
-from capsule.core.errors import BusyError, CapsuleError, MachineError
+from capsule.core.errors import BusyError, CapsuleError, MachineError, RefusedError
 from capsule.core.redact import redact_text
 from capsule.core.schema import Model
 from capsule.host import launch
@@ -49,11 +49,13 @@ from capsule.host.process import become_subreaper, descendants, identify, is_ali
 from capsule.host.settlement import (
     Cause,
     failed_exit,
+    foreign_imports,
     judge,
     observed_charge,
     observed_exit,
     read_rows,
     suspended_ms,
+    write_end_record,
 )
 
 IDENTITY = "supervisor.json"
@@ -92,7 +94,13 @@ class Supervisor:
             drift = source_drifts(order.trees)
             if drift is not None:
                 raise Refusal("source_changed", drift)
-            lease = take(Path(order.lease_dir), order.reserved.devices, self._holder({}), wait_ms=order.lease_wait_ms)
+            lease = take(
+                Path(order.lease_dir),
+                order.reserved.devices,
+                self._holder({}),
+                wait_ms=order.lease_wait_ms,
+                cancelled=lambda: bool(self.signals.stops),
+            )
         except (Refusal, CapsuleError) as error:
             return self._refuse(error)
         try:
@@ -100,7 +108,7 @@ class Supervisor:
             try:
                 self.devices = inspect_devices(order.reserved.devices, lease.inherited, order.exclusivity)
                 if self.signals.stops:
-                    raise Refusal("user", f"{self.signals.stops[0]} before anything was started")
+                    raise Refusal("user", "stopped")
                 lease.write(self._holder(self.devices.baseline))
             except (Refusal, MachineError) as error:
                 return self._refuse(error)
@@ -111,6 +119,8 @@ class Supervisor:
     def _guarded(self, lease: Lease) -> int:
         """Run the attempt; whatever goes wrong here, the trial does not outlive it."""
         try:
+            if not self._announce():
+                return launch.REFUSED
             return self._attempt(lease)
         except (CapsuleError, OSError) as error:
             self._abandon(error.message if isinstance(error, CapsuleError) else str(error))
@@ -136,6 +146,8 @@ class Supervisor:
         asked = self.order.reserved
         reason = error.reason if isinstance(error, Refusal) else "busy" if isinstance(error, BusyError) else "machine"
         words = str(error)
+        if self.signals.stops:
+            reason, words = "user", f"{self.signals.stops[0]} before anything was started"
         refused = Refused(manifest=asked.manifest, process=asked.process, pilot=asked.pilot, reason=reason, words=words)
         print(words, file=sys.stderr)
         try:
@@ -147,7 +159,8 @@ class Supervisor:
 
     # The attempt itself.
 
-    def _attempt(self, lease: Lease) -> int:
+    def _announce(self) -> bool:
+        """Write the intent to start; False if the attempt was settled by another command meanwhile."""
         order = self.order
         secrets = [os.fsdecode(secret) for secret in self.secrets]
         intent = Intent(
@@ -157,7 +170,14 @@ class Supervisor:
             snapshot=order.snapshot,
             device_baseline=self.devices.baseline,
         )
-        self._append("intent", intent)
+        try:
+            self._append("intent", intent)
+        except RefusedError as error:
+            print(error.message, file=sys.stderr)
+            return False
+        return True
+
+    def _attempt(self, lease: Lease) -> int:
         failure = self._spawn(lease)
         if failure is None:
             self._watch(lease)
@@ -301,13 +321,14 @@ class Supervisor:
     def _settle(self, exited: Exit, leaked: str | None, clean: DeviceClean) -> None:
         order, released = self.order, clean.released
         if exited.exit_code == 0 and order.kind == "command":
-            self._end_record()
+            write_end_record(order, self.journal)
         for output in self.outputs:
             output.close()
         sync(self.journal)
         journal = read_rows(order)
         drift = source_drifts(order.trees)
-        outcome, evidence = judge(order, exited, journal, cause=self.cause, leaked=leaked, drift=drift)
+        foreign = foreign_imports(order)
+        outcome, evidence = judge(order, exited, journal, cause=self.cause, leaked=leaked, drift=drift, foreign=foreign)
         notes = [output.failure for output in self.outputs if output.failure]
         if drift is not None and outcome != "source_changed":
             notes.append(drift)
@@ -326,12 +347,6 @@ class Supervisor:
             files=finish_files(self.directory, order.limits.output_bytes_max, self.secrets),
         )
         self._append("settled", settled)
-
-    def _end_record(self) -> None:
-        """Write the end record of a command that exited with 0, after its last line even without a newline."""
-        data = (self.directory / launch.JOURNAL).read_bytes()
-        newline = b"\n" if data and not data.endswith(b"\n") else b""
-        os.write(self.journal, newline + b'{"end":true}\n')
 
     # When the ledger fails.
 

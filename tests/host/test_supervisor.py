@@ -21,6 +21,7 @@ from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_
 RECORD = (
     "import json, os\ndef record(**row):\n    open(os.environ['CAPSULE_RECORDS'], 'a').write(json.dumps(row) + '\\n')\n"
 )
+HOLDER = Holder(protocol="0002-y", attempt="a000007", pid=4711, since="then", token="t", baseline={})
 WHOLE = ["reserved", "intent", "spawned", "exit", "tree_empty", "device_clean", "settled"]
 
 
@@ -383,9 +384,21 @@ def test_the_supervisor_goes_on_when_the_command_that_started_it_is_killed(bench
 # Refused before anything starts.
 
 
+def test_waiting_for_a_device_can_be_stopped(bench: Bench) -> None:
+    held = take(bench.leases, ["CPU-0"], HOLDER)
+    supervision = bench.start(protocol_of(command=["true"]), lease_wait_ms=60_000)
+    eventually(lambda: (bench.attempts / supervision.attempt / "supervisor.json").exists())
+    time.sleep(0.5)
+    supervision.stop()
+    assert supervision.wait(10) == launch.REFUSED
+    held.release()
+    refused = bench.account().attempts[supervision.attempt].refused
+    assert refused is not None
+    assert (refused.reason, refused.words) == ("user", "SIGTERM before anything was started")
+
+
 def test_a_busy_device_is_refused_by_name_and_costs_nothing(bench: Bench) -> None:
-    holder = Holder(protocol="0002-y", attempt="a000007", pid=4711, since="then", token="t", baseline={})
-    held = take(bench.leases, ["CPU-0"], holder)
+    held = take(bench.leases, ["CPU-0"], HOLDER)
     supervision = bench.start(protocol_of(command=["true"]))
     assert supervision.wait(20) == launch.REFUSED
     attempt = bench.account().attempts[supervision.attempt]

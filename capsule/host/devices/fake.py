@@ -5,7 +5,7 @@ whose UUID is the folder's name. A trial "uses memory" by writing a number of by
 
 `<folder>/scenario.json` maps a UUID to what is to go wrong; every key may be left out:
 
-    foreign            [{"pid": 77, "from_ms": 2000, "to_ms": 3000}], times since the baseline was measured
+    foreign            [{"pid": 77, "from_ms": 2000, "to_ms": 3000}], times since the device was first looked at
     exclusivity        "unverifiable": no process is ever listed
     keeps_memory_ms    how long memory stays in use after the process that used it is gone
     errors             {"baseline": "words"}: the call of that name fails
@@ -22,6 +22,7 @@ from typing import Any
 
 from capsule.core.errors import MachineError
 from capsule.host.devices.base import Baseline, Device, Occupancy
+from capsule.host.process import read_stat
 
 IDLE_BYTES = 615 * 2**20
 
@@ -41,9 +42,8 @@ class FakeBackend:
         return tuple(Device(path.parent.name, "gpu", json.loads(path.read_bytes())["name"]) for path in homes)
 
     def baseline(self, uuid: str) -> Baseline:
-        """Measure memory in use, and start the scenario's clock."""
+        """Measure memory in use."""
         self._begin(uuid, "baseline")
-        self._since[uuid] = time.monotonic()
         return {"memory_used_bytes": self._used(uuid), "driver": "fake"}
 
     def occupancy(self, uuid: str, own: Collection[int]) -> Occupancy:
@@ -51,7 +51,8 @@ class FakeBackend:
         scenario = self._begin(uuid, "occupancy")
         if scenario.get("exclusivity") == "unverifiable":
             return Occupancy("unverifiable", (), f"{uuid}: processes are not listed")
-        now = (time.monotonic() - self._since.get(uuid, time.monotonic())) * 1000
+        since = self._since.setdefault(uuid, time.monotonic())
+        now = (time.monotonic() - since) * 1000
         listed = {int(path.name) for path in self._allocations(uuid)}
         for item in scenario.get("foreign", []):
             if item.get("from_ms", 0) <= now <= item.get("to_ms", float("inf")):
@@ -95,7 +96,8 @@ class FakeBackend:
         return [path for path in (self.directory / uuid / "allocations").glob("*") if self._is_kept(path)]
 
     def _is_kept(self, path: Path) -> bool:
-        if Path("/proc", path.name).exists():
+        user = read_stat(int(path.name))
+        if user is not None and user.alive:
             return True
         gone = self._gone.setdefault(path, time.monotonic())
         return (time.monotonic() - gone) * 1000 < self._keeps_ms

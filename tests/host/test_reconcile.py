@@ -1,0 +1,405 @@
+"""After any crash: one terminal event an attempt, no less debited than used, and a second look changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule.core.attempt import Attempt, Clock, Heartbeat, HeldUnknown, Intent, Reconciled, Spawned
+from capsule.core.checks import _charge_faults
+from capsule.host import launch
+from capsule.host.clock import read_clock, realtime_ms, realtime_text
+from capsule.host.process import identify, is_alive, read_stat
+from capsule.host.reconcile import Finding, reconcile
+from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
+
+
+def look(bench: Bench, clock: Any = read_clock) -> list[Finding]:
+    return reconcile(bench.ledger, bench.attempts, bench.leases, clock=clock)
+
+
+def look_twice(bench: Bench, clock: Any = read_clock) -> list[Finding]:
+    """Reconcile, and hold that a second time appends nothing and finds nothing."""
+    findings = look(bench, clock)
+    before = bench.ledger.path.read_bytes()
+    assert look(bench, clock) == []
+    assert bench.ledger.path.read_bytes() == before
+    return findings
+
+
+def end(bench: Bench, attempt: str) -> Reconciled:
+    found = bench.account().attempts[attempt].end
+    assert isinstance(found, Reconciled)
+    return found
+
+
+def kill_supervisor(bench: Bench, supervision: launch.Supervision) -> None:
+    os.kill(supervision.pid, signal.SIGKILL)
+    supervision.wait(10)
+
+
+def state(pid: int) -> str:
+    found = read_stat(pid)
+    return found.state if found else ""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be collected by init."""
+    found = read_stat(pid)
+    return found is None or not found.alive
+
+
+SLEEPER = ["python", "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+
+
+def started(bench: Bench, command: list[str] = SLEEPER, **limits: Any) -> tuple[launch.Supervision, int]:
+    """Start an attempt and return it with the pid that its trial printed."""
+    supervision = bench.start(protocol_of(command=command, **limits))
+    stdout = bench.attempts / supervision.attempt / "stdout"
+    text = eventually(lambda: stdout.exists() and stdout.read_text())
+    eventually(lambda: "spawned" in bench.names(supervision.attempt))
+    return supervision, int(text)
+
+
+# A4: nothing was started.
+
+
+def test_a_reservation_whose_launcher_died_is_free(bench: Bench, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom capsule.core.attempt import Reserved\n"
+        "from capsule.host.launch import announce\nfrom capsule.host.ledger import Ledger\n"
+        "from capsule.host.reservation import reserve\n"
+        "reserve(Ledger(Path(sys.argv[1]), Path(sys.argv[2])), Reserved.model_validate_json(sys.argv[3]),\n"
+        "        budget_ms=10**9, attempts_max=9, before=lambda attempt: announce(Path(sys.argv[4]) / attempt))\n"
+        "sys.stdin.read()\n"
+    )
+    asked = bench.asked(protocol_of(command=["true"])).model_dump_json()
+    paths = [str(bench.ledger.path), str(bench.ledger.head_path)]
+    command = [sys.executable, "-c", code, *paths, asked, str(bench.attempts)]
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
+    eventually(lambda: bench.account().attempts)
+    (finding,) = look(bench)
+    assert finding.state == "starting"
+    assert bench.account().held_ms("cpu", pilot=False) == 23_000
+    launcher.kill()
+    launcher.communicate()
+    (finding,) = look_twice(bench)
+    assert finding.state == "reconciled"
+    assert (end(bench, "a000001").outcome, end(bench, "a000001").charge.debited_ms) == ("never_started", 0)
+
+
+def test_a_supervisor_that_comes_too_late_starts_nothing(bench: Bench, tmp_path: Path) -> None:
+    order = bench.order(protocol_of(command=["touch", str(tmp_path / "ran")]))
+    (bench.attempts / order.attempt / launch.LAUNCHER).unlink()
+    assert look_twice(bench)[0].state == "reconciled"
+    supervision = launch.start(order)
+    assert supervision.wait(20) == launch.REFUSED
+    assert not (tmp_path / "ran").exists()
+    assert bench.account().faults == []
+
+
+# D4, D5, D6.
+
+
+def test_a_live_attempt_is_left_alone(bench: Bench) -> None:
+    supervision, _ = started(bench)
+    before = bench.names(supervision.attempt)
+    (finding,) = look(bench)
+    assert (finding.attempt, finding.state) == (supervision.attempt, "running")
+    assert str(supervision.pid) in finding.words
+    assert bench.names(supervision.attempt) == before
+
+
+def test_a_stopped_supervisor_is_silent_and_its_lease_not_stolen(bench: Bench) -> None:
+    supervision, child = started(bench)
+    os.kill(supervision.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: state(supervision.pid) == "T")
+        later = read_clock().model_copy(update={"boottime_ms": read_clock().boottime_ms + 60_000})
+        (finding,) = look(bench, lambda: later)
+        assert finding.state == "silent"
+        assert "is stopped" in finding.words
+        assert not gone(child)
+    finally:
+        os.kill(supervision.pid, signal.SIGCONT)
+
+
+def test_what_a_killed_supervisor_left_is_ended_and_charged_to_its_end(bench: Bench) -> None:
+    source = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.setsid() if os.fork() == 0 else None\n"
+        "time.sleep(60)\n"
+    )
+    supervision = bench.start(protocol_of(command=["python", "-c", source], kill_grace_seconds="0.3"))
+    eventually(lambda: "spawned" in bench.names(supervision.attempt))
+    spawned = bench.account().attempts[supervision.attempt].spawned
+    assert spawned is not None
+    eventually(lambda: len(Path(f"/proc/{spawned.pid}/task/{spawned.pid}/children").read_text().split()) == 1)
+    (grandchild,) = map(int, Path(f"/proc/{spawned.pid}/task/{spawned.pid}/children").read_text().split())
+    time.sleep(0.2)
+    kill_supervisor(bench, supervision)
+    tree = [identify(spawned.pid), identify(grandchild)]
+    assert all(is_alive(item) for item in tree)
+    (finding,) = look_twice(bench)
+    assert finding.state == "reconciled"
+    assert not any(is_alive(item) for item in tree)
+    charge = end(bench, supervision.attempt).charge
+    attempt = bench.account().attempts[supervision.attempt]
+    assert attempt.intent is not None
+    assert charge.observed
+    assert charge.debited_ms >= 300
+    assert bench.names(supervision.attempt)[-2:] == ["held_unknown", "reconciled"]
+    assert end(bench, supervision.attempt).outcome == "lost"
+
+
+def test_a_daemon_that_cleared_its_environment_is_found_by_the_lease_it_holds(bench: Bench, tmp_path: Path) -> None:
+    clean = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    source = (
+        "import os, sys, time\n"
+        "print(os.getpid(), flush=True)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        f"    os.execve(sys.executable, [sys.executable, '-c', {clean!r}], {{'A': 'b'}})\n"
+        "time.sleep(60)\n"
+    )
+    supervision, child = started(bench, ["python", "-c", source], kill_grace_seconds="0.2")
+    eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    daemon = identify(int((tmp_path / "pid").read_text()))
+    kill_supervisor(bench, supervision)
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: gone(child))
+    assert is_alive(daemon)
+    (finding,) = look_twice(bench)
+    assert finding.state == "reconciled"
+    assert not is_alive(daemon)
+    assert end(bench, supervision.attempt).charge.observed
+
+
+def test_all_killed_under_one_boot_is_charged_to_the_first_proof_of_death(bench: Bench) -> None:
+    supervision, child = started(bench)
+    kill_supervisor(bench, supervision)
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: gone(child))
+    time.sleep(0.3)
+    (finding,) = look_twice(bench)
+    found = end(bench, supervision.attempt)
+    assert finding.state == "reconciled"
+    assert (found.outcome, found.charge.observed) == ("lost", False)
+    assert found.charge.lower_ms + 300 <= found.charge.upper_ms == found.charge.debited_ms
+    assert found.files["stdout"].size == len(f"{child}\n")
+
+
+def test_the_next_attempt_takes_the_device_after_a_crash(bench: Bench) -> None:
+    supervision, child = started(bench)
+    kill_supervisor(bench, supervision)
+    refused = bench.start(protocol_of(command=["true"]))
+    assert refused.wait(20) == launch.REFUSED
+    words = bench.account().attempts[refused.attempt].refused
+    assert words is not None
+    assert words.reason == "busy"
+    look_twice(bench)
+    assert gone(child)
+    assert bench.go(protocol_of(command=["true"])).end is not None
+
+
+# D11: a reused pid.
+
+
+def test_a_process_that_got_the_pid_since_is_never_signalled(bench: Bench) -> None:
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        found = read_stat(stranger.pid)
+        assert found is not None
+        written(bench, spawned=Spawned(pid=stranger.pid, start_ticks=found.start_ticks - 1))
+        look_twice(bench)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+# Bounds, on events that are written by hand.
+
+
+def written(
+    bench: Bench, *, leased: Clock | None = None, spawned: Spawned | None = None, beats: int = 0, held: bool = False
+) -> tuple[str, Clock]:
+    """Write an attempt that was leased ten seconds ago, with a heartbeat a second; return it and its lease's clock."""
+    reservation = bench.reserve(protocol_of(command=["true"]))
+    (bench.attempts / reservation.attempt / launch.LAUNCHER).unlink()
+    now = read_clock()
+    leased = leased or now.model_copy(update={"boottime_ms": now.boottime_ms - 10_000})
+    ledger = bench.ledger
+    intent = Intent(leased=leased, supervisor_pid=1, argv=("x",), snapshot=SNAPSHOT, device_baseline={})
+    ledger.append("intent", reservation.attempt, intent, leased)
+    ledger.append("spawned", reservation.attempt, spawned or Spawned(pid=2**22 + 1, start_ticks=1), leased)
+    for beat in range(1, beats + 1):
+        at = leased.model_copy(update={"boottime_ms": leased.boottime_ms + beat * 1_000})
+        ledger.append("heartbeat", reservation.attempt, Heartbeat(elapsed_ms=beat * 1_000), at)
+    if held:
+        at = leased.model_copy(update={"boottime_ms": leased.boottime_ms + 7_000})
+        ledger.append("held_unknown", reservation.attempt, HeldUnknown(evidence="a reconciliation that crashed"), at)
+    return reservation.attempt, leased
+
+
+def test_the_bounds_are_the_last_heartbeat_and_now(bench: Bench) -> None:
+    attempt, leased = written(bench, beats=4)
+    now = leased.model_copy(update={"boottime_ms": leased.boottime_ms + 90_000})
+    look_twice(bench, lambda: now)
+    charge = end(bench, attempt).charge
+    assert (charge.lower_ms, charge.upper_ms, charge.debited_ms) == (4_000, 90_000, 90_000)
+    assert list(_charge_faults(bench.account().attempts[attempt])) == []
+
+
+def test_the_first_proof_of_death_stands_when_reconciling_crashed(bench: Bench) -> None:
+    attempt, leased = written(bench, beats=4, held=True)
+    now = leased.model_copy(update={"boottime_ms": leased.boottime_ms + 90_000})
+    look_twice(bench, lambda: now)
+    charge = end(bench, attempt).charge
+    assert (charge.lower_ms, charge.upper_ms) == (4_000, 7_000)
+    assert bench.names(attempt).count("held_unknown") == 1
+
+
+@pytest.mark.parametrize(
+    ("boot_after_ms", "upper_ms"), [(6_000, 6_000), (1_000_000, 23_000), (-5_000, 23_000), (2_000, 4_000)]
+)
+def test_after_a_new_boot_the_wall_clock_bounds_the_end(bench: Bench, boot_after_ms: int, upper_ms: int) -> None:
+    """No process outlives a boot; a wall clock that went back, or says less than a heartbeat, lowers nothing."""
+    attempt, leased = written(bench, beats=4)
+    uptime_ms = 33_000
+    boot_ms = realtime_ms(leased.realtime) + boot_after_ms
+    now = Clock(
+        realtime=realtime_text(boot_ms + uptime_ms), boottime_ms=uptime_ms, monotonic_ms=uptime_ms, boot_id="another"
+    )
+    look_twice(bench, lambda: now)
+    found = end(bench, attempt)
+    assert found.outcome == "host_crash"
+    assert (found.charge.lower_ms, found.charge.upper_ms, found.charge.debited_ms) == (4_000, upper_ms, upper_ms)
+
+
+def test_files_are_hashed_as_they_were_found_with_a_torn_row(bench: Bench) -> None:
+    attempt, _ = written(bench)
+    folder = bench.attempts / attempt
+    (folder / "journal.jsonl").write_bytes(b'{"cell":"c000000","x":1}\n{"cell":"c0')
+    (folder / "stdout").write_bytes(b"partial")
+    look_twice(bench)
+    found = end(bench, attempt)
+    assert found.files["journal.jsonl"].size == 36
+    assert (folder / "journal.jsonl").read_bytes().endswith(b'{"cell":"c0')
+    assert found.files["stdout"].size == 7
+
+
+def test_a_torn_ledger_tail_is_sealed_by_the_way(bench: Bench) -> None:
+    with bench.ledger.path.open("ab") as file:
+        file.write(b'{"torn')
+    assert look_twice(bench) == []
+    assert [event.name for event in bench.ledger.read()[0].events][-1] == "sealed"
+
+
+# C5: the ledger could not be written while the trial ran.
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_trial_and_leaves_the_attempt_open(bench: Bench) -> None:
+    supervision, child = started(bench)
+    head = bench.ledger.head_path
+    content = head.read_bytes()
+    head.unlink()
+    head.mkdir()
+    assert supervision.wait(20) == launch.LEDGER_FAILED
+    assert gone(child)
+    note = json.loads((bench.attempts / supervision.attempt / "ledger_failed.json").read_bytes())
+    head.rmdir()
+    head.write_bytes(content)
+    time.sleep(0.5)
+    (finding,) = look_twice(bench)
+    found = end(bench, supervision.attempt)
+    intent = bench.account().attempts[supervision.attempt].intent
+    assert intent is not None
+    assert (finding.state, found.outcome) == ("reconciled", "ledger_failed")
+    assert found.charge.debited_ms == note["emptied"]["boottime_ms"] - intent.leased.boottime_ms
+    seqs = [event.seq for event in bench.ledger.read()[0].events]
+    assert seqs == list(range(len(seqs)))
+
+
+# Crash points: every boundary of a supervisor's writes.
+
+USER = """
+import os, time
+def mark():
+    with open(os.environ["CAPSULE_FAKE_DEVICE_FOLDERS"] + "/usage", "a") as file:
+        file.write(f"{time.clock_gettime_ns(time.CLOCK_BOOTTIME)}\\n")
+with open(os.environ["CAPSULE_FAKE_DEVICE_FOLDERS"] + f"/allocations/{os.getpid()}", "w") as file:
+    file.write("1000000")
+mark()
+until = time.monotonic() + SECONDS
+while time.monotonic() < until:
+    time.sleep(0.005)
+    mark()
+with open(os.environ["CAPSULE_RECORDS"], "a") as file:
+    file.write('{"x": 1.0}\\n')
+"""
+
+
+def used_ms(device: Path) -> float:
+    """Return how long the fake device was used, by the marks that its user left."""
+    if not (device / "usage").exists():
+        return 0
+    marks = [int(line) for line in (device / "usage").read_text().split()]
+    return (marks[-1] - marks[0]) / 1e6
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Bench) -> Bench:
+    device = tmp_path / "devices/FAKE-0"
+    (device / "allocations").mkdir(parents=True)
+    (device / "device.json").write_text('{"name": "Fake H200"}')
+    monkeypatch.setenv("CAPSULE_FAKE_DEVICES", str(tmp_path / "devices"))
+    bench.device = "FAKE-0"
+    return bench
+
+
+def crash(bench: Bench, monkeypatch: pytest.MonkeyPatch, boundary: int, seconds: float) -> int:
+    """Run one attempt whose supervisor dies at a boundary, reconcile, and hold what must hold; its exit status."""
+    monkeypatch.setenv("CAPSULE_CRASH_AT", str(boundary))
+    supervision = bench.start(protocol_of(command=["python", "-c", USER.replace("SECONDS", str(seconds))]))
+    status = supervision.wait(30)
+    monkeypatch.delenv("CAPSULE_CRASH_AT")
+    assert status in (-signal.SIGKILL, launch.SETTLED)
+    look_twice(bench)
+    chain, account = bench.ledger.read()
+    attempt = account.attempts[supervision.attempt]
+    terminal = [name for name in bench.names(attempt.id) if name in ("settled", "reconciled", "refused")]
+    assert len(terminal) == 1, (boundary, bench.names(attempt.id))
+    assert chain.tail == b""
+    assert attempt.held_ms >= used_ms(bench.root / "devices/FAKE-0"), (boundary, attempt)
+    assert list(_charge_faults(attempt)) == []
+    assert isinstance(attempt, Attempt)
+    (bench.root / "devices/FAKE-0/usage").unlink(missing_ok=True)
+    assert status is not None
+    return status
+
+
+def test_a_supervisor_killed_at_every_boundary_is_charged_and_settled_once(
+    fake: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boundary = 1
+    while crash(fake, monkeypatch, boundary, 0.1) != launch.SETTLED:
+        boundary += 1
+    assert boundary > 3 * 6, "intent, spawned, exit, tree_empty, device_clean and settled have three boundaries each"
+    assert fake.account().faults == []
+    assert fake.account().manifests == [MANIFEST]
+
+
+@pytest.mark.parametrize("boundary", [7, 8, 9])
+def test_a_supervisor_killed_within_a_heartbeat(fake: Bench, monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
+    assert crash(fake, monkeypatch, boundary, 1.4) == -signal.SIGKILL
+    names = fake.names("a000001")
+    assert ("heartbeat" in names) == (boundary > 7)
+    assert "exit" not in names
