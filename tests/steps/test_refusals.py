@@ -137,7 +137,7 @@ def test_two_runs_at_once(capsule: Capsule, tmp_path: Path) -> None:
     assert "a000001" in second.err
     waited = capsule("run", protocol, "--wait")
     assert waited.code == 0, waited
-    assert first.wait(60) == 0, first.communicate()
+    assert first.wait(60) in (0, 4), first.communicate()
     status = json.loads(capsule("status", protocol, "--json").out)
     assert status["cells"]["ok"] == 8
     assert [a["outcome"] for a in status["attempts"]].count("completed") == 2
