@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from capsule.core.attempt import Account, Attempt, Event, ManifestAdopted, Opened, Reserved
+from capsule.core.manifest import sources_bytes
 from capsule.core.plan import enumerate_cells
 from capsule.core.progress import Process, processes
 from capsule.core.protocol import Protocol, reserved_ms
@@ -19,6 +20,7 @@ from capsule.host import launch
 from capsule.host.clock import read_clock
 from capsule.host.ledger import Ledger
 from capsule.host.reservation import Reservation, reserve
+from capsule.host.source import read_tree
 
 MANIFEST = "sha256:" + "a" * 64
 SNAPSHOT = "sha256:" + "b" * 64
@@ -105,7 +107,18 @@ class Bench:
     def process(self, protocol: Protocol) -> Process:
         return processes(enumerate_cells(protocol))[0]
 
+    def frozen(self) -> launch.SourceTree:
+        """Freeze what is in the snapshot now."""
+        paths = sorted(
+            os.fsencode(path.relative_to(self.snapshot)) for path in self.snapshot.rglob("*") if path.is_file()
+        )
+        listed = self.root / "sources.jsonl"
+        listed.write_bytes(sources_bytes(read_tree(self.snapshot, paths)))
+        return launch.SourceTree(root=str(self.snapshot), sources=str(listed))
+
     def order(self, protocol: Protocol, **more: Any) -> launch.LaunchOrder:
+        if "trees" not in more:
+            more["trees"] = [self.frozen()]
         reservation = self.reserve(protocol)
         return launch.compose(
             protocol, self.process(protocol), reservation,

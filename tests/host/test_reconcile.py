@@ -62,7 +62,7 @@ def started(bench: Bench, command: list[str] = SLEEPER, **limits: Any) -> tuple[
     """Start an attempt and return it with the pid that its trial printed."""
     supervision = bench.start(protocol_of(command=command, **limits))
     stdout = bench.attempts / supervision.attempt / "stdout"
-    text = eventually(lambda: stdout.exists() and stdout.read_text())
+    text = eventually(lambda: stdout.exists() and (text := stdout.read_text()).endswith("\n") and text)
     eventually(lambda: "spawned" in bench.names(supervision.attempt))
     return supervision, int(text)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from capsule.core.attempt import Attempt, Exit, Settled
-from capsule.core.manifest import sources_bytes
 from capsule.host import launch
 from capsule.host.lease import Holder, lease_path, take
 from capsule.host.process import descendants, identify, is_alive
@@ -102,7 +101,7 @@ def test_a_program_that_cannot_be_executed_is_charged_and_named(bench: Bench, co
 
 def test_a_folder_that_is_gone_is_exec_failed_too(bench: Bench) -> None:
     bench.snapshot.rmdir()
-    attempt = bench.go(protocol_of(command=["true"]))
+    attempt = bench.go(protocol_of(command=["true"]), trees=[])
     assert end(attempt).outcome == "exec_failed"
     assert str(bench.snapshot) in end(attempt).evidence
 
@@ -415,21 +414,29 @@ def test_a_busy_device_is_refused_by_name_and_costs_nothing(bench: Bench) -> Non
 
 
 def test_frozen_sources_that_changed_are_refused_before_and_found_after(bench: Bench) -> None:
-    from capsule.host.source import read_tree
-
     (bench.snapshot / "a.py").write_text("x = 1\n")
-    listed = bench.root / "sources.jsonl"
-    listed.write_bytes(sources_bytes(read_tree(bench.snapshot, [b"a.py"])))
-    trees = [launch.SourceTree(root=str(bench.snapshot), sources=str(listed))]
+    frozen = [bench.frozen()]
     source = RECORD + "record(x=1)\nopen('b.py', 'w').write('y = 2')"
-    attempt = bench.go(protocol_of(command=["python", "-c", source]), trees=trees)
+    attempt = bench.go(protocol_of(command=["python", "-c", source]), trees=frozen)
     assert end(attempt).outcome == "source_changed"
     assert "b.py" in end(attempt).evidence
-    supervision = bench.start(protocol_of(command=["true"]), trees=trees)
+    supervision = bench.start(protocol_of(command=["true"]), trees=frozen)
     assert supervision.wait(20) == launch.REFUSED
     refused = bench.account().attempts[supervision.attempt].refused
     assert refused is not None
     assert refused.reason == "source_changed"
+
+
+def test_a_module_that_nobody_froze_is_found(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/sneaked.py").write_text("")
+    (bench.snapshot / "trial.py").write_text(
+        f"import sys\nsys.path.append({str(tmp_path / 'elsewhere')!r})\nimport sneaked\ndef f(cell):\n    return {{}}\n"
+    )
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert end(attempt).outcome == "provenance"
+    assert "sneaked" in end(attempt).evidence
+    assert "provenance.jsonl" in end(attempt).files
 
 
 # The charge.
