@@ -63,7 +63,7 @@ def _alternatives(shapes: Mapping[str, bytes]) -> re.Pattern[bytes]:
 _TOKEN = _alternatives(_TOKENS)
 _SECRET = _alternatives(_TOKENS | _CONTEXTS)
 _KEY_END = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_BODY = re.compile(rb"(?:(?:\s|\\[nr]){1,8}+[A-Za-z0-9+/=]{8,}+)*+")
+_KEY_BODY = re.compile(rb"(?:(?:\s|\\[nr]){0,8}+[A-Za-z0-9+/=]{8,}+)*+")
 _WORD = bytes(ord("a") if chr(code) in "-_" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
 _WORD_MIN = 26
 """Every token but an AWS key is at least this long a run of letters, digits, `-` and `_` in practice."""
@@ -170,18 +170,22 @@ def _is_placeholder(token: bytes) -> bool:
 def _spans(data: bytes) -> Iterator[Redaction]:
     """Yield what looks like a secret by shape, left to right, without overlap."""
     position = 0
+    last_line = _KEY_END.search(data)
     while match := _SECRET.search(data, position):
         kind = match.lastgroup
         assert kind is not None, match
-        position = _key_end(data, match.end()) if kind == "private_key" else match.end()
+        position = match.end()
+        if kind == "private_key":
+            while last_line and last_line.start() < position:  # each is looked for once, however many keys there are
+                last_line = _KEY_END.search(data, last_line.end())
+            position = _key_end(data, position, last_line)
         yield Redaction(match.start(), position - match.start(), kind)
 
 
-def _key_end(data: bytes, start: int) -> int:
+def _key_end(data: bytes, start: int, last_line: re.Match[bytes] | None) -> int:
     """Return where the private key ends whose first line ends at `start`: its last line, or else its base64 lines."""
-    last = _KEY_END.search(data, start, start + PRIVATE_KEY_BYTES_MAX)
-    if last:
-        return last.end()
+    if last_line and last_line.start() - start <= PRIVATE_KEY_BYTES_MAX:
+        return last_line.end()
     body = _KEY_BODY.match(data, start)
     assert body is not None  # the pattern matches nothing, too
     return body.end()

@@ -99,7 +99,7 @@ class SnapshotTree:
     def entry(self, relative: str) -> SourceEntry | None:
         """Return the frozen file that a path leads to through the frozen links."""
         resolved = resolve(os.fsencode(relative), self.links)
-        found = self.entries.get(relative) or (self.entries.get(_reported(resolved)) if resolved else None)
+        found = self.entries.get(_reported(resolved)) if resolved is not None else None
         return found if found and found.kind == "file" else None
 
 

@@ -1,0 +1,218 @@
+"""Secrets are found by shape or value, replaced once each, listed by original offset, in linear time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsule.core.redact import (
+    MARKER,
+    PRIVATE_KEY_BYTES_MAX,
+    Redaction,
+    find_secrets,
+    is_secret_file,
+    is_secret_name,
+    redact,
+    redact_text,
+    secret_values,
+    token_kind,
+)
+
+MIXED = "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6kL9nP2rS5tU8wX1zA4cD7fG0iJ3lM6oQ9uV2xY5"
+KEY_LINES = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj\n" * 3
+# Written in two parts, so that this file itself holds nothing that looks like a secret.
+TOKENS = {
+    "anthropic_key": "sk-" + f"ant-api03-{MIXED[:40]}_-{MIXED[:30]}",
+    "aws_key": "AK" + "IAQ3EGTWXQ7JZ5M2LA",
+    "github_token": "gh" + f"p_{MIXED[:36]}",
+    "gitlab_token": "glp" + f"at-{MIXED[:20]}",
+    "google_key": "AI" + f"za{MIXED[:35]}",
+    "huggingface_token": "h" + f"f_{MIXED[:34]}",
+    "npm_token": "np" + f"m_{MIXED[:36]}",
+    "openai_key": "sk" + f"-{MIXED[:48]}",
+    "pypi_token": "pyp" + f"i-{MIXED[:60]}",
+    "slack_token": "xo" + f"xb-123456789012-123456789012-{MIXED[:24]}",
+    "stripe_key": "sk" + f"_live_{MIXED[:24]}",
+    "private_key": "-----BEGIN " + f"RSA PRIVATE KEY-----\n{KEY_LINES}-----END RSA PRIVATE KEY-----",
+    "jwt": "ey" + f"J{MIXED[:20]}.ey" + f"J{MIXED[:30]}.{MIXED[:40]}",
+}
+MORE = {
+    "github_token": "github" + f"_pat_{MIXED[:22]}_{MIXED[:59]}",
+    "openai_key": "sk-" + f"proj-{MIXED[:40]}-{MIXED[:20]}",
+    "private_key": "-----BEGIN " + f"OPENSSH PRIVATE KEY-----\n{KEY_LINES}-----END OPENSSH PRIVATE KEY-----",
+    "aws_key": "AS" + "IAQ3EGTWXQ7JZ5M2LA",
+}
+
+
+@pytest.mark.parametrize(("kind", "token"), [*TOKENS.items(), *MORE.items()])
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("token=", "\n"), ("\x96\r'", "' "), ("é ", " é")])
+def test_known_shapes_are_replaced_whole(kind: str, token: str, before: str, after: str) -> None:
+    data = (before + token + after).encode("latin-1")
+    clean, found = redact(data)
+    assert clean == before.encode("latin-1") + MARKER + after.encode("latin-1")
+    assert found == [Redaction(len(before.encode("latin-1")), len(token), kind)]
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("git clone https://user:hunter2secret@example.org/x.git", "user:hunter2secret@"),
+        ("postgresql://:pw@db/x", ":pw@"),
+        ("Authorization: Bearer abcdef.123-456_78", "Authorization: Bearer abcdef.123-456_78"),
+        ('{"Authorization": "Basic dXNlcjpwYXNz"}', 'Authorization": "Basic dXNlcjpwYXNz'),
+        ("curl -H 'bearer 0123456789abcdef'", "bearer 0123456789abcdef"),
+        (
+            "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzzzzzzz\n",
+            " = wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzzzzzzz",
+        ),
+    ],
+)
+def test_secrets_by_the_words_around_them(text: str, secret: str) -> None:
+    clean, found = redact(text.encode())
+    assert clean.decode() == text.replace(secret, MARKER.decode())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org:8080/a@b", "https://example.org/path:x@y", "user@example.org", "sk-learn and disk-usage",
+        "sk-toggleable__label-arrow-and-more-words", "the bearer of bad news",
+        "0123456789abcdef0123456789abcdef01234567",
+        "hf_transfer", "npm_config_cache", "-----BEGIN CERTIFICATE-----", "ghp_short", "AKIAIOSFODNN7EXAMPLEX",
+        "MAKIAQ3EGTWXQ7JZ5M2LAX", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ", "loss=0.123 step=456", "a" * 10_000,
+    ],
+)  # fmt: skip
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert redact(text.encode()) == (text.encode(), [])
+
+
+def test_offsets_and_lengths_are_of_the_original() -> None:
+    one, two = TOKENS["github_token"], TOKENS["huggingface_token"]
+    data = f"a {one} b {two} c".encode()
+    clean, found = redact(data)
+    assert clean == b"a [redacted] b [redacted] c"
+    assert [data[item.offset : item.offset + item.length].decode() for item in found] == [one, two]
+
+
+def test_given_values_are_replaced_longest_first_and_short_ones_ignored() -> None:
+    clean, found = redact(
+        b"x longsecret-and-more y longsecret z short", [b"longsecret", b"longsecret-and-more", b"short"]
+    )
+    assert clean == b"x [redacted] y [redacted] z short"
+    assert found == [Redaction(2, 19, "given"), Redaction(24, 10, "given")]
+
+
+def test_spans_that_overlap_or_touch_are_replaced_once() -> None:
+    token = TOKENS["github_token"].encode()
+    clean, found = redact(b"<" + token + b">", [token[5:20], token[-8:] + b">"])
+    assert clean == b"<" + MARKER
+    assert found == [Redaction(1, len(token) + 1, "github_token")]
+    assert redact(b"abcdefghabcdefgh", [b"abcdefgh"])[1] == [Redaction(0, 16, "given")]
+
+
+def test_values_may_be_any_bytes() -> None:
+    assert redact(b"\x00(.*)\xff\n+", [b"(.*)\xff\n+\x00"])[1] == []
+    assert redact(b"\x00(.*)\xff\n+$", [b"(.*)\xff\n+$"])[0] == b"\x00" + MARKER
+
+
+def test_a_private_key_without_its_end_loses_its_base64_lines_only() -> None:
+    text = f"log\n{TOKENS['private_key'].split('-----END')[0]}then ordinary words\n"
+    assert redact(text.encode())[0] == b"log\n[redacted]\nthen ordinary words\n"
+    escaped = '{"k":"' + "-----BEGIN " + "PRIVATE KEY-----\\n" + KEY_LINES.replace("\n", "\\n")
+    assert redact(escaped.encode())[0] == b'{"k":"[redacted]\\n'
+
+
+def test_every_key_ends_at_its_own_last_line() -> None:
+    text = f"{TOKENS['private_key']} one {MORE['private_key']} two {TOKENS['private_key']}"
+    assert redact(text.encode())[0] == b"[redacted] one [redacted] two [redacted]"
+
+
+def test_a_key_is_not_ended_by_a_far_away_line() -> None:
+    text = "-----BEGIN " + "PRIVATE KEY-----\n" + "- \n" * PRIVATE_KEY_BYTES_MAX + "-----END PRIVATE KEY-----"
+    assert redact(text.encode())[1] == [Redaction(0, 27, "private_key")]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([t.encode() for t in TOKENS.values()])), max_size=8))
+def test_what_is_kept_is_kept_in_order(pieces: list[bytes]) -> None:
+    data = b" ".join(pieces)
+    clean, found = redact(data)
+    end, rebuilt = 0, b""
+    for item in found:
+        assert item.offset > end or item.offset == end == 0
+        rebuilt += data[end : item.offset] + MARKER
+        end = item.offset + item.length
+    assert rebuilt + data[end:] == clean
+    assert all(token.encode() not in clean for token in TOKENS.values())
+
+
+HOSTILE = {
+    "token prefixes": b"ghp_" * 500_000, "runs": b"a" * 2_000_000,
+    "almost tokens": (b"hf_" + b"a" * 29 + b" ") * 60_000,
+    "schemes": b"a://" * 500_000, "users": b"://a:" * 400_000, "long user": b"://" + b"u" * 2_000_000,
+    "jwt heads": b"eyJ" * 600_000, "jwt parts": (b"eyJ" + b"a" * 50 + b".") * 40_000, "dashes": b"-" * 2_000_000,
+    "key heads": (b"-----BEGIN " + b"PRIVATE KEY-----") * 75_000, "bearers": b"bearer " * 300_000,
+    "key lines": b"-----BEGIN " + b"PRIVATE KEY-----" + b"\n" * 2_000_000,
+    "spaces": b"Authorization:" + b" " * 2_000_000,
+    "broken jwt": b"-eyJaaaaaaaa" * 160_000,
+    "newlines": (b"-----BEGIN " + b"PRIVATE KEY-----" + b"\naaaaaaa") * 60_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_input_is_more_than_linear(name: str) -> None:
+    """Two megabytes made to slow each pattern down; a quadratic search would take minutes."""
+    before = time.process_time()
+    redact(HOSTILE[name])
+    assert time.process_time() - before < 5
+
+
+def test_text_and_search() -> None:
+    token = TOKENS["github_token"]
+    assert redact_text(f"é {token} \udcff", ["verysecret"]) == "é [redacted] \udcff"
+    assert redact_text("a verysecret b", ["verysecret"]) == "a [redacted] b"
+    assert find_secrets(f"é {token}".encode()) == [Redaction(3, len(token), "github_token")]
+    assert find_secrets(b"lr = 0.1") == []
+
+
+@pytest.mark.parametrize(("kind", "token"), [*TOKENS.items(), *list(MORE.items())[:3]])
+def test_a_files_first_token(kind: str, token: str) -> None:
+    expected = None if kind == "jwt" else kind
+    for data in (token, f"x = '{token}'\n", f"{'word ' * 1000}\n{token}"):
+        assert token_kind(data.encode()) == expected
+
+
+@pytest.mark.parametrize("text", ["ghp_" + "x" * 36, "ghp_" + "0123" * 9, "AKIAIOSFODNN7EXAMPLE", "hf_" + "_" * 40, ""])
+def test_placeholders_are_no_tokens(text: str) -> None:
+    assert token_kind(text.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("GITHUB_TOKEN", True), ("WANDB_API_KEY", True), ("db_password", True), ("AWS_SECRET_ACCESS_KEY", True),
+        ("SESSION_COOKIE", True), ("GITLAB-PAT", True), ("HF_TOKEN_FILE", True), ("TOKENIZERS_PARALLELISM", False),
+        ("PATH", False), ("KEYBOARD", False), ("KEY_COUNT", False), ("SSH_AUTH_SOCK", False), ("AUTHOR", False),
+    ],
+)  # fmt: skip
+def test_names_of_secret_variables(name: str, secret: bool) -> None:
+    assert is_secret_name(name) is secret
+
+
+def test_values_of_secret_variables() -> None:
+    environ = {
+        "A_TOKEN": "12345678", "B_SECRET": "longer-than-that", "C_PASSWORD": "short", "PATH": "/usr/bin:/bin",
+        "PWD": "/somewhere/else", "D_KEY": "12345678", "E_TOKEN": "\udcff1234567",
+    }  # fmt: skip
+    assert secret_values(environ) == [b"longer-than-that", b"12345678", b"\xff1234567"]
+
+
+def test_names_of_secret_files() -> None:
+    assert is_secret_file(b"a/b/.ENV")
+    assert is_secret_file(b".env.production")
+    assert not is_secret_file(b".env.production.example")
+    assert not is_secret_file(b"id_rsa/readme")
+    assert not is_secret_file(b"p12")
