@@ -218,11 +218,16 @@ def _error_row(cell: Cell, error: Exception) -> dict[str, Any]:
 
 
 def imported_modules() -> Iterator[dict[str, str | None]]:
-    """Yield name, file and digest of every imported module that has a file; the digest is null if it cannot be read."""
+    """Yield name, file and digest of every imported module that has a file; the digest is null if it cannot be read.
+
+    The file is the one that the module was loaded from. Libraries also make modules of their own, loaded from nothing,
+    whose `__file__` is a bare name that leads nowhere: these have no file.
+    """
     digests: dict[str, str | None] = {}
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not isinstance(file, str):
+        spec = getattr(module, "__spec__", None)
+        file = spec.origin if getattr(spec, "has_location", False) else getattr(module, "__file__", None)
+        if not isinstance(file, str) or not (Path(file).is_absolute() or Path(file).exists()):
             continue
         path = os.fsencode(Path(file).absolute()).decode(errors="backslashreplace")
         if path not in digests:

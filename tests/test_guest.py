@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,13 @@ def test_negative_zero_and_infinities_are_written_by_name() -> None:
         "Infinity",
         "-Infinity",
     ]
+
+
+def test_a_module_made_by_a_library_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module whose `__file__` is a bare name that leads nowhere was loaded from no file."""
+    made = types.ModuleType("made")
+    made.__file__ = "_made.py"
+    monkeypatch.setitem(sys.modules, "made", made)
+    reported = {item["module"] for item in guest.imported_modules()}
+    assert "made" not in reported
+    assert "json" in reported

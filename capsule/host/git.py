@@ -85,7 +85,7 @@ class TreeFile:
 
 
 def find_repository(root: Path) -> Repository | None:
-    """Return the repository around `root`, or None where there is none.
+    """Return the repository around `root`, or None where there is none or where it ignores `root` itself.
 
     Raises:
         MachineError: there is a repository and git cannot be asked (not installed, owned by somebody else, damaged).
@@ -106,6 +106,8 @@ def find_repository(root: Path) -> Repository | None:
     object_format, inside, prefix = done.stdout.split(b"\n", 2)
     if inside != b"true":
         raise MachineError(f"expected a folder of a work tree, found the inside of a git repository: {root}")
+    if prefix != b"\n" and _git(root, "check-ignore", "--quiet", ".").returncode == 0:
+        return None
     return Repository(root, prefix.removesuffix(b"\n"), object_format.decode())
 
 

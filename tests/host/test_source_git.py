@@ -424,3 +424,13 @@ def test_a_shallow_clone_has_what_it_has(tmp_path: Path) -> None:
     assert scan_revision(tmp_path / "r", new, Sources()).entries == scan(tmp_path / "r").entries
     with pytest.raises(RefusedError, match=old):
         scan_revision(tmp_path / "r", old, Sources())
+
+
+def test_a_root_that_its_repository_ignores_is_scanned_without_git(tmp_path: Path) -> None:
+    """In a scratch folder that the repository around it ignores, every file is in scope."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_text("scratch/\n")
+    root = tmp_path / "scratch" / "study"
+    root.mkdir(parents=True)
+    (root / "trial.py").write_text("pass\n")
+    assert [entry.path for entry in scan_sources(root, Sources()).entries] == ["trial.py"]
