@@ -8,6 +8,7 @@ that are not integers travel as decimal strings, so that no float enters an iden
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -53,17 +54,16 @@ def parse_strict(data: bytes, where: str, *, floats: bool = False) -> Any:
     With `floats`, finite numbers with a fraction or exponent are accepted; without it every number is an integer
     below 2^53 in magnitude.
     """
-    _refuse_depth(data, where)
+    refuse_depth(data, where)
     try:
         text = data.decode("utf-8")
         value = json.loads(
             text,
             object_pairs_hook=_unique,
             parse_constant=_refuse_constant,
-            parse_float=float if floats else _refuse_float,
+            parse_float=finite_float if floats else _refuse_float,
             parse_int=_bounded_int,
         )
-        text.encode("utf-8")
         _refuse_surrogates(value)
     except UnicodeDecodeError as error:
         raise MalformedError(
@@ -73,7 +73,7 @@ def parse_strict(data: bytes, where: str, *, floats: bool = False) -> Any:
         raise MalformedError(
             f"{where}: expected JSON, found {error.msg} at line {error.lineno}, column {error.colno}"
         ) from error
-    except _Refusal as refusal:
+    except Refusal as refusal:
         raise MalformedError(f"{where}: {refusal}") from refusal
     return value
 
@@ -96,7 +96,7 @@ def join_lines(values: Iterable[Any]) -> bytes:
     return b"".join(canonical_line(value) for value in values)
 
 
-class _Refusal(ValueError):
+class Refusal(ValueError):
     """Words for a value that strict JSON does not allow."""
 
 
@@ -104,27 +104,43 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise _Refusal(f"expected unique keys, found {key!r} twice")
+            raise Refusal(f"expected unique keys, found {key!r} twice")
         result[key] = value
     return result
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise _Refusal(f"expected a number of JSON, found {text}")
+    raise Refusal(f"expected a number of JSON, found {text}")
 
 
 def _refuse_float(text: str) -> NoReturn:
-    raise _Refusal(f"expected an integer or a decimal string, found the number {text[:40]}")
+    raise Refusal(f"expected an integer or a decimal string, found the number {text[:40]}")
+
+
+def finite_float(text: str) -> float:
+    """Return the double nearest to a number of JSON; one beyond the largest double is refused, never infinite.
+
+    Raises:
+        Refusal: no double holds a number of this size.
+    """
+    value = float(text)
+    if math.isinf(value):
+        raise Refusal(f"expected a number that a double can hold, found {text[:40]}")
+    return value
 
 
 def _bounded_int(text: str) -> int:
     if len(text.lstrip("-")) > DIGITS_MAX or abs(int(text)) >= INTEGER_LIMIT:
-        raise _Refusal(f"expected an integer below 2^53, found {text[:40]}")
+        raise Refusal(f"expected an integer below 2^53, found {text[:40]}")
     return int(text)
 
 
-def _refuse_depth(data: bytes, where: str) -> None:
-    """Bound nesting before the recursive parser sees the bytes (brackets inside strings do not count)."""
+def refuse_depth(data: bytes, where: str) -> None:
+    """Bound nesting before the recursive parser sees the bytes (brackets inside strings do not count).
+
+    Raises:
+        MalformedError: more than `DEPTH_MAX` levels.
+    """
     depth = 0
     in_string = escaped = False
     if data.count(b"[") + data.count(b"{") <= DEPTH_MAX:
@@ -150,7 +166,7 @@ def _refuse_depth(data: bytes, where: str) -> None:
 def _refuse_surrogates(value: Any) -> None:
     if isinstance(value, str):
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise _Refusal("expected Unicode text, found a lone surrogate")
+            raise Refusal("expected Unicode text, found a lone surrogate")
     elif isinstance(value, dict):
         for key, item in value.items():
             _refuse_surrogates(key)

@@ -12,13 +12,15 @@ from capsule.core.attempt import COMPLETED, Account, Attempt, Reconciled, Reserv
 from capsule.core.canonical import iterate_lines
 from capsule.core.chain import Head, head_faults, read
 from capsule.core.digest import digest_of
+from capsule.core.errors import MalformedError
 from capsule.core.evidence import NotChecked, Reading
-from capsule.core.manifest import FileDigest, Manifest, list_digest, read_cells, read_sources
-from capsule.core.plan import enumerate_cells
+from capsule.core.manifest import FileDigest, Manifest, cells_bytes, list_digest, read_sources
+from capsule.core.plan import complaints, enumerate_cells
 from capsule.core.progress import final_rows, outcome_of, processes
 from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive
+from capsule.core.schema import key_path
 from capsule.core.table import table_rows
 from capsule.core.toml import read_protocol
 
@@ -28,6 +30,8 @@ REQUIRED_MEMBERS = (
     "0-header.json", "2-ledger.head.json", "2-ledger.jsonl", "4-records/rows.parquet", "7-results/results.json",
     "8-README/VERIFY.md",
 )  # fmt: skip
+JUDGED = COMPLETED | {"bad_records", "incomplete"}
+"""Outcomes that follow from the journal of a process which exited with status 0."""
 REQUIRED_OF_MANIFEST = ("cells.jsonl", "manifest.json", "protocol.toml", "sources.jsonl")
 
 
@@ -67,6 +71,8 @@ def check_manifest(reading: Reading) -> Checking:
         if "manifest.json" not in files:
             raise NotChecked(f"{place}/manifest.json is absent")
         manifest = Manifest.from_bytes(files["manifest.json"], f"{place}/manifest.json")
+        for at, words in complaints(manifest.protocol):
+            raise MalformedError(f"{place}/manifest.json: protocol: {key_path(at)}: {words}")
         reading.manifests.append(manifest)
         yield from _lists_agree(manifest, files, place)
         protocol_file = files.get("protocol.toml", b"")
@@ -92,16 +98,20 @@ def _lists_agree(manifest: Manifest, files: Mapping[str, bytes], place: str) -> 
             yield f"{place}/{name}: {words}"
 
 
+def _number_in_force(reading: Reading) -> int:
+    """Return the number of the last manifest that could be read."""
+    return sorted(reading.evidence.generations)[len(reading.manifests) - 1]
+
+
 def check_plan(reading: Reading) -> Checking:
     """V-05: the planned cells are those that the protocol enumerates, in the order that its seed draws."""
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
-    number = len(reading.manifests)
-    files = reading.evidence.generations[number]
-    reading.cells = read_cells(files.get("cells.jsonl", b""), f"1-manifest/{number:03d}/cells.jsonl")
-    planned = enumerate_cells(reading.manifest.protocol)
-    if planned != reading.cells:
-        yield f"expected the {len(planned)} cells that the protocol enumerates, found {len(reading.cells)} others"
+    planned = reading.cells = enumerate_cells(reading.manifest.protocol)
+    found = reading.evidence.generations[_number_in_force(reading)].get("cells.jsonl", b"")
+    if found != cells_bytes(planned):
+        lines = found.count(b"\n")
+        yield f"expected the {len(planned)} cells that the protocol enumerates, found {lines} lines that are not those"
     return f"{len(planned)} planned cells enumerated again"
 
 
@@ -132,7 +142,7 @@ def check_against(reading: Reading) -> Checking:
     for digest in reading.against:
         if digest not in known:
             yield f"expected {digest}, found {', '.join(known) or 'nothing that could be read'}"
-    return ", ".join(f"{digest} is {known[digest]}" for digest in reading.against)
+    return ", ".join(f"{digest} is {known[digest]}" for digest in reading.against if digest in known)
 
 
 def check_signature(reading: Reading) -> Checking:
@@ -174,7 +184,7 @@ def check_ledger_head(reading: Reading) -> Checking:
 
 
 def check_attempt_states(reading: Reading) -> Checking:
-    """V-12: every event is allowed by the state table, every attempt has ended, once, under a manifest of the chain."""
+    """V-12: every event is allowed by the state table, every attempt ended once, amendments name what had been seen."""
     if not reading.chain.events:
         raise NotChecked("the ledger could not be read")
     account = reading.account
@@ -188,7 +198,27 @@ def check_attempt_states(reading: Reading) -> Checking:
     chain = [manifest.identity for manifest in reading.manifests]
     if adopted != chain[: len(adopted)]:
         yield f"expected the manifests {chain}, found {adopted} in the ledger"
+    yield from _seen_faults(reading)
     return f"{len(account.attempts)} attempts, each ended once"
+
+
+def _seen_faults(reading: Reading) -> Iterator[str]:
+    """Derive again what each amendment says had been seen, from the ledger as it was by then."""
+    hashes = reading.chain.hashes
+    for number, manifest in enumerate(reading.manifests, start=1):
+        said = manifest.supersedes
+        if said is None:
+            continue
+        count = said.ledger_events
+        if count > len(hashes) or said.ledger_head != (hashes[count - 1] if count else None):
+            yield f"manifest {number}: the ledger never had {count} events with the head that it names"
+            continue
+        account = add_up(event for event in reading.chain.events if event.seq < count)
+        ended = [(attempt, attempt.end) for attempt in account.attempts.values() if attempt.end is not None]
+        pilots = sum(attempt.pilot for attempt, _ in ended)
+        seen = (len(ended) - pilots, pilots, sum(end.rows for _, end in ended))
+        if seen != (said.attempts_seen, said.pilot_attempts_seen, said.rows_seen):
+            yield f"manifest {number}: expected {seen} attempts, pilot attempts and rows seen, found other numbers"
 
 
 def check_charges(reading: Reading) -> Checking:
@@ -237,6 +267,9 @@ def _budget_faults(reading: Reading, manifests: Mapping[str, Manifest]) -> Itera
             held = account.held_ms(own.unit, pilot=own.pilot)
             if held + own.reserved_ms > limit:
                 yield f"{event.attempt}: reserved {own.reserved_ms} ms over {held} ms held, of a budget of {limit} ms"
+            before = [a for a in account.attempts.values() if a.reserved and not a.refused and a.pilot == own.pilot]
+            if len(before) >= budget.attempts_max:
+                yield f"{event.attempt}: reserved after {len(before)} attempts, of at most {budget.attempts_max}"
         apply(account, event)
 
 
@@ -249,6 +282,7 @@ def check_attempt_files(reading: Reading) -> Checking:
     for attempt in reading.account.attempts.values():
         files = found.pop(attempt.id, {})
         if attempt.end is None:
+            yield from (f"3-attempts/{attempt.id}/{name}: of an attempt that never started" for name in sorted(files))
             continue
         started += 1
         if files != attempt.end.files:
@@ -274,7 +308,7 @@ def check_sources(reading: Reading) -> Checking:
                 entries = read_sources(data, f"1-manifest/{number:03d}/{name}")
                 wanted |= {entry.sha256 for entry in entries if entry.kind == "file"}
                 lists.add(digest_of(data))
-                if number == len(reading.manifests):
+                if number == _number_in_force(reading):
                     revision = name.removeprefix("sources").removesuffix(".jsonl").removeprefix("-") or None
                     reading.sources[revision] = entries
     present = reading.evidence.sources
@@ -287,10 +321,9 @@ def check_sources(reading: Reading) -> Checking:
 
 
 def check_imports(reading: Reading) -> Checking:
-    """V-16: every module that a completed attempt imported came from its frozen sources or a distribution."""
+    """V-16: every module that a completed attempt imported came from the sources of its arms or a distribution."""
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
-    frozen = {(entry.path, entry.sha256) for entries in reading.sources.values() for entry in entries}
     plan = {process.ordinal: process for process in processes(reading.cells)}
     modules = 0
     for attempt in reading.account.attempts.values():
@@ -299,18 +332,26 @@ def check_imports(reading: Reading) -> Checking:
             continue
         data = reading.evidence.provenance.get(attempt.id)
         process = plan.get(attempt.reserved.process) if attempt.reserved else None
+        arms = [reading.manifest.protocol.arm(name) for name in {cell.arm for cell in process.cells}] if process else []
         if data is None:
-            if process and any(reading.manifest.protocol.arm(cell.arm).trial for cell in process.cells):
+            if any(arm.trial for arm in arms):
                 yield f"{attempt.id}: expected a record of what its trial imported, found none"
             continue
+        lists = [reading.sources.get(revision, []) for revision in {arm.revision for arm in arms}]
+        frozen = {(entry.path, entry.sha256) for entries in lists for entry in entries}
         for line in iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"):
             modules += 1
-            if line.get("origin") == "source" and (line.get("name"), line.get("sha256")) not in frozen:
-                where = f"{line.get('name')}, which is not frozen with those bytes"
-                yield f"{attempt.id}: module {line.get('module')} came from {where}"
-            elif line.get("origin") not in ("source", "distribution", "stdlib", "tool"):
-                yield f"{attempt.id}: module {line.get('module')} is neither frozen nor of an installed distribution"
+            yield from _import_faults(attempt.id, line, frozen)
     return f"{modules} imports"
+
+
+def _import_faults(attempt: str, line: object, frozen: set[tuple[str, str]]) -> Iterator[str]:
+    item = line if isinstance(line, dict) else {}
+    module, file = item.get("module"), item.get("name")
+    if item.get("origin") not in ("source", "distribution", "stdlib", "tool"):
+        yield f"{attempt}: module {module} is neither frozen nor of an installed distribution"
+    elif item["origin"] == "source" and (str(file), str(item.get("sha256"))) not in frozen:
+        yield f"{attempt}: module {module} came from {file}, which is not frozen with those bytes for its arm"
 
 
 def check_records(reading: Reading) -> Checking:
@@ -319,10 +360,10 @@ def check_records(reading: Reading) -> Checking:
     if manifest is None or not reading.cells or not reading.chain.events:
         raise NotChecked("the plan or the ledger could not be read")
     plan = {process.ordinal: process for process in processes(reading.cells)}
-    for name, data in reading.evidence.journals.items():
-        attempt = reading.account.attempts.get(name)
-        if attempt is None or attempt.reserved is None or attempt.reserved.manifest != manifest.identity:
+    for name, attempt in reading.account.attempts.items():
+        if attempt.reserved is None or attempt.refused or attempt.reserved.manifest != manifest.identity:
             continue
+        data = reading.evidence.journals.get(name, b"")
         process = plan.get(attempt.reserved.process)
         if process is None:
             yield f"{name}: process {attempt.reserved.process} is not planned"
@@ -333,8 +374,11 @@ def check_records(reading: Reading) -> Checking:
             continue
         if attempt.end.rows != len(journal.rows):
             yield f"{name}: expected {attempt.end.rows} rows by the ledger, found {len(journal.rows)}"
-        if attempt.end.outcome in COMPLETED and outcome_of(process, journal)[0] != attempt.end.outcome:
-            yield f"{name}: the ledger says {attempt.end.outcome}, the journal {outcome_of(process, journal)[0]}"
+        outcome, status = attempt.end.outcome, attempt.exit.exit_code if attempt.exit else None
+        if outcome in JUDGED and outcome_of(process, journal)[0] != outcome:
+            yield f"{name}: the ledger says {outcome}, the journal {outcome_of(process, journal)[0]}"
+        if outcome in JUDGED and isinstance(attempt.end, Settled) and status != 0:
+            yield f"{name}: the ledger says {outcome} of a process with exit status {status}"
     if isinstance(reading.evidence.table, str):
         raise NotChecked(f"the table was not read: {reading.evidence.table}")
     expected = list(table_rows(manifest, reading.cells, reading.account, reading.journals))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 from capsule.core.protocol import Observation
@@ -15,7 +15,7 @@ Answer = Literal["exact", "within_tolerance", "different", "not_verified"]
 def compare(column: Observation, recorded: Scalar | None, replayed: Scalar | None) -> tuple[Answer, str]:
     """Compare two canonical values of a column and say why in words.
 
-    `relative` means |replayed - recorded| <= tolerance x |recorded|.
+    `relative` means |replayed - recorded| <= tolerance x |recorded|. The comparison is exact, without rounding.
     """
     rule = column.replay
     if rule.rule == "never":
@@ -31,6 +31,6 @@ def compare(column: Observation, recorded: Scalar | None, replayed: Scalar | Non
     before, after = number(recorded), number(replayed)
     if not (math.isfinite(before) and math.isfinite(after)):
         return "different", words
-    limit = Decimal(rule.tolerance) * (abs(Decimal(before)) if rule.rule == "relative" else 1)
-    difference = abs(Decimal(after) - Decimal(before))
+    limit = Fraction(rule.tolerance) * (abs(Fraction(before)) if rule.rule == "relative" else 1)
+    difference = abs(Fraction(after) - Fraction(before))
     return ("within_tolerance" if difference <= limit else "different"), f"{words}, tolerance {rule.tolerance}"

@@ -52,9 +52,9 @@ def decide_interval(hypothesis: Hypothesis, low: float, high: float) -> Decision
     return "supported" if above else "refuted" if below else "inconclusive"
 
 
-def decide_gates(failed: int, missing: int) -> Decision:
-    """Decide a gate hypothesis: one failure refutes it, one missing value leaves it open."""
-    return "refuted" if failed else "inconclusive" if missing else "supported"
+def decide_gates(passed: int, failed: int, missing: int) -> Decision:
+    """Decide a gate hypothesis: one failure refutes it; a missing value, or none at all, leaves it open."""
+    return "refuted" if failed else "inconclusive" if missing or not passed else "supported"
 
 
 def combine(decisions: Iterable[Decision]) -> Decision:

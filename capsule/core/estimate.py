@@ -24,33 +24,48 @@ def start_value(rule: str, numerator: Sequence[float], denominator: Sequence[flo
     """Return the one number of a start, or None where it does not exist.
 
     `mean`: the mean of the numerator's cells. `difference`: mean minus mean. `log_ratio`: the mean natural logarithm of
-    the numerator's cells minus that of the denominator's; it needs values above zero.
+    the numerator's cells minus that of the denominator's; it needs values above zero. A number beyond the largest
+    double does not exist.
     """
     if not numerator or (rule != "mean" and not denominator):
         return None
     if not all(math.isfinite(value) for value in (*numerator, *denominator)):
         return None
     if rule == "mean":
-        return _mean(numerator)
+        return mean(numerator)
     if rule == "difference":
-        return _mean(numerator) - _mean(denominator)
+        found = mean(numerator) - mean(denominator)
+        return found if math.isfinite(found) else None
     if min(*numerator, *denominator) <= 0:
         return None
-    return _mean([math.log(value) for value in numerator]) - _mean([math.log(value) for value in denominator])
+    return mean([math.log(value) for value in numerator]) - mean([math.log(value) for value in denominator])
 
 
-def interval(values: Sequence[float], level: float) -> Interval:
-    """Return mean and Student-t interval of at least two starts at confidence `level` (0 to 1)."""
+def interval(values: Sequence[float], level: float) -> Interval | None:
+    """Return mean and Student-t interval of at least two starts at confidence `level` (0 to 1).
+
+    None where it does not exist: an end of it lies beyond the largest double.
+    """
     n = len(values)
-    mean = _mean(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    error = math.sqrt(variance / n)
+    middle = mean(values)
+    deviations = [value - middle for value in values]
+    largest = max(map(abs, deviations))
+    if math.isinf(largest):
+        return None
+    scale = 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0  # squares then neither overflow nor vanish
+    scaled = math.fsum((deviation / scale) ** 2 for deviation in deviations)
+    error = scale * math.sqrt(scaled / (n - 1) / n)
     half = t_quantile(0.5 + level / 2, n - 1) * error
-    return Interval(mean, mean - half, mean + half, error)
+    found = Interval(middle, middle - half, middle + half, error)
+    return found if math.isfinite(found.low) and math.isfinite(found.high) else None
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of finite values; it exists even where their sum is beyond the largest double."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
 
 
 def t_quantile(probability: float, degrees: int) -> float:

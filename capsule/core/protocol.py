@@ -7,12 +7,17 @@ closed set. Reading the TOML file is `capsule.core.toml`; enumerating the cells 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from capsule.core.canonical import INTEGER_LIMIT
 from capsule.core.schema import (
     Count,
     DecimalText,
@@ -220,8 +225,13 @@ class Protocol(Model):
         return next(column for column in self.observations if column.name == name)
 
 
+_TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})")
+
 Complaint = tuple[tuple[str | int, ...], str]
 """A place in the protocol (path of keys) and what is wrong there."""
+
+CONFIDENCE_MAX = Decimal("0.9999999")
+"""So that no level, also one shared by a million comparisons, rounds to 1, of which there is no interval."""
 
 RESERVED_COLUMNS = frozenset(
     "cell arm workload seed start block position process status reason attempt final pilot manifest error end".split()
@@ -243,6 +253,10 @@ def check(protocol: Protocol) -> Iterator[Complaint]:
         yield from _check_estimate(protocol, estimate, ("estimates", index))
     for index, hypothesis in enumerate(protocol.hypotheses):
         yield from _check_hypothesis(protocol, hypothesis, ("hypotheses", index))
+    starts = len(protocol.design.seeds) * protocol.design.starts
+    if protocol.estimates and 2 <= starts < protocol.analysis.starts_min:
+        words = f"expected at most the {starts} planned starts, found {protocol.analysis.starts_min}"
+        yield ("analysis", "starts_min"), words
     yield from _check_budget(protocol.budget)
 
 
@@ -271,6 +285,8 @@ def _check_observation(column: Observation, at: tuple[str | int, ...]) -> Iterat
     low, high = column.minimum, column.maximum
     if low is not None and high is not None and Decimal(low) > Decimal(high):
         yield (*at, "maximum"), f"expected a maximum of at least the minimum {low}, found {high}"
+    elif column.type != "text" and support(column)[0] > support(column)[1]:
+        yield (*at, "maximum"), f"expected a range that holds a value of type {column.type}, found {low} to {high}"
     if column.type == "text" and (low is not None or high is not None):
         yield (*at, "minimum"), "a text observation has no minimum or maximum"
     replay = column.replay
@@ -324,10 +340,16 @@ def feasible(gate: Gate, column: Observation) -> tuple[bool, bool]:
 
 
 def support(column: Observation) -> tuple[Decimal, Decimal]:
-    """Return the declared range of a numeric column; booleans are 0 or 1."""
+    """Return the declared range of a numeric column within that of its type; integers and booleans (0, 1) are whole."""
     bounds = {"bool": (0, 1), "int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
-    low, high = bounds.get(column.type, ("-Infinity", "Infinity"))
-    return Decimal(column.minimum or low), Decimal(column.maximum or high)
+    if column.type not in bounds:
+        return Decimal(column.minimum or "-Infinity"), Decimal(column.maximum or "Infinity")
+    low, high = bounds[column.type]
+    if column.minimum is not None:
+        low = max(low, math.ceil(Fraction(column.minimum)))
+    if column.maximum is not None:
+        high = min(high, math.floor(Fraction(column.maximum)))
+    return Decimal(low), Decimal(high)
 
 
 def _check_estimate(protocol: Protocol, estimate: Estimate, at: tuple[str | int, ...]) -> Iterator[Complaint]:
@@ -346,8 +368,8 @@ def _check_estimate(protocol: Protocol, estimate: Estimate, at: tuple[str | int,
         yield (*at, "denominator"), f"expected an arm, found {estimate.denominator!r}"
     elif estimate.denominator == estimate.numerator:
         yield (*at, "denominator"), "an arm compared with itself is always equal; name two arms"
-    if not Decimal("0.5") <= Decimal(estimate.confidence) < 1:
-        yield (*at, "confidence"), f"expected a level from 0.5 to below 1, found {estimate.confidence}"
+    if not Decimal("0.5") <= Decimal(estimate.confidence) <= CONFIDENCE_MAX:
+        yield (*at, "confidence"), f"expected a level from 0.5 to {CONFIDENCE_MAX}, found {estimate.confidence}"
     if len(protocol.design.seeds) * protocol.design.starts < 2:
         yield ("design", "starts"), "an interval needs two process starts: give more seeds or starts"
 
@@ -374,6 +396,14 @@ def _check_hypothesis(protocol: Protocol, hypothesis: Hypothesis, at: tuple[str 
 
 
 def _check_budget(budget: Budget) -> Iterator[Complaint]:
+    for key in ("device_seconds", "pilot_device_seconds", "wall_limit_seconds", "kill_grace_seconds",
+                "release_grace_seconds"):  # fmt: skip
+        if milliseconds(getattr(budget, key)) * budget.devices >= INTEGER_LIMIT:
+            yield ("budget", key), f"expected fewer than 2^53 milliseconds, found {getattr(budget, key)} seconds"
+            return
+    if budget.not_after is not None and not _is_time(budget.not_after):
+        words = f"expected a time with its offset from UTC, as 2030-01-31T12:00:00Z, found {budget.not_after!r}"
+        yield ("budget", "not_after"), words
     worst = reserved_ms(budget)
     if worst > milliseconds(budget.device_seconds):
         yield (
@@ -383,9 +413,19 @@ def _check_budget(budget: Budget) -> Iterator[Complaint]:
         )
 
 
+def _is_time(text: str) -> bool:
+    """Whether a text is a time of RFC 3339 with its offset."""
+    if _TIME.fullmatch(text) is None:
+        return False
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
 def milliseconds(seconds: str) -> int:
     """Return a decimal number of seconds in whole milliseconds, rounded up."""
-    return int((Decimal(seconds) * 1000).to_integral_value(rounding="ROUND_CEILING"))
+    return math.ceil(Fraction(seconds) * 1000)
 
 
 def reserved_ms(budget: Budget) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from capsule.core.canonical import INTEGER_LIMIT
+from capsule.core.canonical import INTEGER_LIMIT, Refusal, finite_float, refuse_depth
+from capsule.core.errors import MalformedError
 from capsule.core.protocol import Observation
 
 Scalar = bool | int | float | str
@@ -26,6 +28,7 @@ FAULTS_MAX = 100
 TEXT_MAX = 10_000
 
 _FLOAT = {"float64": ("<d", 11, 52), "float32": ("<f", 8, 23), "float16": ("<e", 5, 10)}
+_INTEGER_TEXT = re.compile(r"-?[0-9]{1,20}")
 _INTEGER = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
 
 
@@ -75,7 +78,7 @@ def read_journal(data: bytes, columns: Sequence[Observation], cells: Sequence[st
                 journal.ended = True
                 continue
             row = _row(item, columns, cells, planned)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             journal.fault(f"line {number}: {refusal}")
             continue
         if row.cell in journal.rows or row.cell in twice:
@@ -87,34 +90,43 @@ def read_journal(data: bytes, columns: Sequence[Observation], cells: Sequence[st
     return journal
 
 
-class _Refusal(ValueError):
-    """Words for a line that is not a record."""
-
-
 def _object(line: bytes) -> dict[str, Any]:
     if len(line) > LINE_BYTES_MAX:
-        raise _Refusal(f"expected at most {LINE_BYTES_MAX} bytes, found {len(line)}")
-    if line.count(b"[") + line.count(b"{") > 64:
-        raise _Refusal("expected a flat object, found deep nesting")
+        raise Refusal(f"expected at most {LINE_BYTES_MAX} bytes, found {len(line)}")
     try:
-        item = json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_int=_integer)
+        refuse_depth(line, "a record")
+        text = line.decode("utf-8")
+        item = json.loads(text, object_pairs_hook=_unique, parse_int=_integer, parse_float=finite_float)
+    except MalformedError as error:
+        raise Refusal("expected a flat object, found deep nesting") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise _Refusal(f"expected a JSON object, found {line[:40]!r}") from error
+        raise Refusal(f"expected a JSON object, found {line[:40]!r}") from error
     if not isinstance(item, dict):
-        raise _Refusal(f"expected a JSON object, found {line[:40]!r}")
+        raise Refusal(f"expected a JSON object, found {line[:40]!r}")
+    if b"\\u" in line:
+        _refuse_surrogates(item)
     return item
+
+
+def _refuse_surrogates(item: dict[str, Any]) -> None:
+    """Refuse half a character: no table, ledger or message could hold it."""
+    try:
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Refusal("expected Unicode text, found a lone surrogate") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise _Refusal("expected unique keys, found one twice")
+        raise Refusal("expected unique keys, found one twice")
     return dict(pairs)
 
 
-def _integer(text: str) -> int:
+def _integer(text: str) -> int | float:
+    """Return an integer of JSON; `-0` keeps its sign, which only a float column can hold."""
     if len(text) > 40:
-        raise _Refusal(f"expected a number of at most 40 digits, found {len(text)}")
-    return int(text)
+        raise Refusal(f"expected a number of at most 40 digits, found {len(text)}")
+    return -0.0 if text == "-0" else int(text)
 
 
 def _row(item: dict[str, Any], columns: Sequence[Observation], cells: Sequence[str], planned: set[str]) -> RawRow:
@@ -122,7 +134,7 @@ def _row(item: dict[str, Any], columns: Sequence[Observation], cells: Sequence[s
     if cell is None and len(cells) == 1:
         cell = cells[0]
     if not isinstance(cell, str) or cell not in planned:
-        raise _Refusal(f"expected a cell planned for this process, found {str(cell)[:40]!r}")
+        raise Refusal(f"expected a cell planned for this process, found {str(cell)[:40]!r}")
     if "error" in item:
         error = item.pop("error")
         words = error if isinstance(error, str) else json.dumps(error, sort_keys=True)
@@ -131,13 +143,13 @@ def _row(item: dict[str, Any], columns: Sequence[Observation], cells: Sequence[s
     for column in columns:
         raw = item.pop(column.name, None)
         if raw is None and not column.optional:
-            raise _Refusal(f"cell {cell}: expected a value for {column.name}, found none")
+            raise Refusal(f"cell {cell}: expected a value for {column.name}, found none")
         try:
             values[column.name] = None if raw is None else encode(raw, column.type)
         except ValueError as error:
-            raise _Refusal(f"cell {cell}: {column.name}: {error}") from error
+            raise Refusal(f"cell {cell}: {column.name}: {error}") from error
     if item:
-        raise _Refusal(f"cell {cell}: expected declared observations, found {sorted(item)[0][:40]!r}")
+        raise Refusal(f"cell {cell}: expected declared observations, found {sorted(item)[0][:40]!r}")
     return RawRow(cell, values)
 
 
@@ -157,7 +169,7 @@ def encode(raw: Any, kind: str) -> Scalar:
         )
     if kind in _INTEGER:
         low, high = _INTEGER[kind]
-        if isinstance(raw, str) and raw.lstrip("-").isascii() and raw.lstrip("-").isdigit() and len(raw) <= 20:
+        if isinstance(raw, str) and _INTEGER_TEXT.fullmatch(raw):
             raw = int(raw)
         if not isinstance(raw, int) or isinstance(raw, bool) or not low <= raw <= high:
             _refuse(f"an {kind}", raw)
@@ -190,7 +202,7 @@ def _encode_float(raw: Any, kind: str) -> Scalar:
 
 
 def _nan_text(text: str, kind: str) -> str:
-    """Keep a NaN's bits; a wider NaN keeps its sign and the leading bits of its payload."""
+    """Keep a NaN's bits; a wider NaN keeps its sign and the leading bits of its payload, quiet if those are zero."""
     _, exponent_bits, mantissa_bits = _FLOAT[kind]
     width = 1 + exponent_bits + mantissa_bits
     digits = text[4:]
@@ -201,9 +213,9 @@ def _nan_text(text: str, kind: str) -> str:
     payload = bits & (1 << source[2]) - 1
     if not payload or bits >> source[2] & (1 << source[1]) - 1 != (1 << source[1]) - 1:
         _refuse("the bits of a NaN", text)
-    payload >>= source[2] - mantissa_bits
+    payload = payload >> source[2] - mantissa_bits or 1 << mantissa_bits - 1
     sign = bits >> len(digits) * 4 - 1
-    narrowed = sign << width - 1 | ((1 << exponent_bits) - 1) << mantissa_bits | payload or 1 << mantissa_bits - 1
+    narrowed = sign << width - 1 | ((1 << exponent_bits) - 1) << mantissa_bits | payload
     quiet = ((1 << exponent_bits) - 1) << mantissa_bits | 1 << mantissa_bits - 1
     return "NaN" if narrowed == quiet else f"NaN:{narrowed:0{width // 4}x}"
 

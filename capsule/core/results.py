@@ -7,7 +7,7 @@ Numbers are decimal strings with the shortest digits that give the same double b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -16,9 +16,9 @@ from pydantic import Field
 from capsule.core.attempt import Account
 from capsule.core.decision import Decision, combine, decide_gates, decide_interval, passes
 from capsule.core.digest import Digest
-from capsule.core.estimate import interval, start_value
+from capsule.core.estimate import interval, mean, start_value
 from capsule.core.manifest import Manifest
-from capsule.core.plan import crossed
+from capsule.core.plan import crossed, selected
 from capsule.core.progress import Row, counts
 from capsule.core.protocol import Estimate, Gate, Hypothesis, Protocol, milliseconds
 from capsule.core.record import number
@@ -26,6 +26,8 @@ from capsule.core.schema import Model, Natural
 
 CELLS_NAMED_MAX = 20
 RELATIVE_TOLERANCE = 1e-12
+NUMBERS = frozenset({"value", "mean", "low", "high", "minimum", "maximum", "level"})
+"""Keys whose values are computed numbers; in a `reason` they stand among words."""
 
 
 class Summary(Model):
@@ -119,18 +121,19 @@ def derive(manifest: Manifest, rows: Sequence[Row], account: Account) -> Results
     protocol = manifest.protocol
     gates = [_gate_result(gate, rows) for gate in protocol.gates]
     dropped = _excluded_cells(protocol.gates, rows)
+    groups = _by_workload(protocol, rows)
     estimates = [
         _estimate_result(protocol, estimate, workload, group, dropped)
         for estimate in protocol.estimates
-        for workload, group in _by_workload(protocol, rows)
+        for workload, group in groups.items()
     ]
-    hypotheses = [_hypothesis_result(protocol, hypothesis, estimates, rows) for hypothesis in protocol.hypotheses]
+    hypotheses = [_hypothesis_result(protocol, hypothesis, estimates, groups) for hypothesis in protocol.hypotheses]
     return Results(
         schema_="capsule.results/0",
         manifest=manifest.identity,
         cells=counts(rows),
         reasons=_reasons(rows),
-        summaries=tuple(_summaries(protocol, rows)),
+        summaries=tuple(_summaries(protocol, groups)),
         gates=tuple(gates),
         estimates=tuple(estimates),
         hypotheses=tuple(hypotheses),
@@ -151,7 +154,10 @@ def text(value: float | int) -> str:
 
 
 def agree(packed: Any, derived: Any, at: str = "results") -> Iterator[str]:
-    """Yield every place where two results differ; numbers may differ by 1e-12, which libraries of mathematics do."""
+    """Yield every place where two results differ; numbers may differ by 1e-12, which libraries of mathematics do.
+
+    Only computed numbers may, written as `text` writes them: names, counts and digests are equal or differ.
+    """
     if isinstance(packed, dict) and isinstance(derived, dict):
         for key in sorted(packed.keys() | derived.keys()):
             if key not in packed or key not in derived:
@@ -163,17 +169,24 @@ def agree(packed: Any, derived: Any, at: str = "results") -> Iterator[str]:
             yield f"{at}: expected {len(derived)} entries, found {len(packed)}"
         for index, (left, right) in enumerate(zip(packed, derived, strict=False)):
             yield from agree(left, right, f"{at}[{index}]")
-    elif packed != derived and not _close(packed, derived):
+    elif packed != derived and not _close(packed, derived, at.rpartition(".")[2]):
         yield f"{at}: expected {derived} from the records, found {packed}"
 
 
-def _close(packed: Any, derived: Any) -> bool:
+def _close(packed: Any, derived: Any, key: str) -> bool:
     if not isinstance(packed, str) or not isinstance(derived, str):
         return False
+    if key == "reason":
+        left, right = packed.split(" "), derived.split(" ")
+        return len(left) == len(right) and all(
+            one == other or _close(one, other, "value") for one, other in zip(left, right, strict=True)
+        )
     try:
-        return math.isclose(float(packed), float(derived), rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-300)
+        before, after = float(packed), float(derived)
     except ValueError:
         return False
+    spelled = (text(before), text(after)) == (packed, derived)
+    return key in NUMBERS and spelled and math.isclose(before, after, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-300)
 
 
 def _judge(gate: Gate, row: Row) -> bool | None:
@@ -205,20 +218,18 @@ def _excluded_cells(gates: Iterable[Gate], rows: Iterable[Row]) -> set[str]:
     return {row.cell.cell for row in rows for gate in excluding if _judge(gate, row) is False}
 
 
-def _by_workload(protocol: Protocol, rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
+def _by_workload(protocol: Protocol, rows: Iterable[Row]) -> dict[str, list[Row]]:
     grouped: dict[str, list[Row]] = {workload.name: [] for workload in crossed(protocol)}
     for row in rows:
         grouped[row.cell.workload].append(row)
-    yield from grouped.items()
+    return grouped
 
 
 def _level(protocol: Protocol, estimate: Estimate) -> float:
     confidence = float(estimate.confidence)
     if protocol.analysis.multiplicity == "none":
         return confidence
-    comparisons = sum(
-        len(hypothesis.workloads or crossed(protocol)) for hypothesis in protocol.hypotheses if hypothesis.estimate
-    )
+    comparisons = sum(len(selected(protocol, item)) for item in protocol.hypotheses if item.estimate)
     return 1 - (1 - confidence) / max(comparisons, 1)
 
 
@@ -239,6 +250,8 @@ def _estimate_result(
     elif len(values) < max(protocol.analysis.starts_min, 2):
         withheld = f"{len(values)} starts have a value, {max(protocol.analysis.starts_min, 2)} are needed"
     found = interval(values, level) if withheld is None else None
+    if withheld is None and found is None:
+        withheld = "an end of the interval is beyond the largest double"
     return EstimateResult(
         estimate=estimate.name,
         workload=workload,
@@ -270,17 +283,16 @@ def _start(estimate: Estimate, seed: int, start: int, rows: list[Row], dropped: 
 
 
 def _hypothesis_result(
-    protocol: Protocol, hypothesis: Hypothesis, estimates: Iterable[EstimateResult], rows: Sequence[Row]
+    protocol: Protocol, hypothesis: Hypothesis, estimates: Iterable[EstimateResult], groups: Mapping[str, list[Row]]
 ) -> HypothesisResult:
     components = []
-    for workload, group in _by_workload(protocol, rows):
-        if hypothesis.workloads and workload not in hypothesis.workloads:
-            continue
+    for workload in selected(protocol, hypothesis):
         if hypothesis.rule == "gates_pass":
-            results = [_gate_result(gate, group) for gate in protocol.gates if gate.name in hypothesis.gates]
+            results = [_gate_result(gate, groups[workload]) for gate in protocol.gates if gate.name in hypothesis.gates]
+            passed = sum(item.passed for item in results)
             failed, missing = sum(item.failed for item in results), sum(item.missing for item in results)
-            decision: Decision = decide_gates(failed, missing)
-            reason = f"{failed} failed, {missing} missing, {sum(item.passed for item in results)} passed"
+            decision: Decision = decide_gates(passed, failed, missing)
+            reason = f"{failed} failed, {missing} missing, {passed} passed"
         else:
             result = next(r for r in estimates if (r.estimate, r.workload) == (hypothesis.estimate, workload))
             if result.low is None or result.high is None:
@@ -297,8 +309,9 @@ def _hypothesis_result(
     )
 
 
-def _summaries(protocol: Protocol, rows: Sequence[Row]) -> Iterator[Summary]:
-    for workload, group in _by_workload(protocol, rows):
+def _summaries(protocol: Protocol, groups: Mapping[str, list[Row]]) -> Iterator[Summary]:
+    """Summarise every numeric column; where a value is a NaN, so are minimum and maximum."""
+    for workload, group in groups.items():
         for arm in protocol.arms:
             for column in protocol.observations:
                 if column.type == "text":
@@ -307,10 +320,11 @@ def _summaries(protocol: Protocol, rows: Sequence[Row]) -> Iterator[Summary]:
                 values = [float(number(value)) for value in found if value is not None]
                 if not values:
                     continue
-                mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+                middle = mean(values) if all(map(math.isfinite, values)) else math.nan
+                ends = (math.nan, math.nan) if any(map(math.isnan, values)) else (min(values), max(values))
                 yield Summary(
                     workload=workload, arm=arm.name, observation=column.name, count=len(values),
-                    mean=text(mean), minimum=text(min(values)), maximum=text(max(values)),
+                    mean=text(middle), minimum=text(ends[0]), maximum=text(ends[1]),
                 )  # fmt: skip
 
 

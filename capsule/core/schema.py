@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from capsule.core.canonical import INTEGER_LIMIT, canonical, parse
 from capsule.core.errors import MalformedError
@@ -104,10 +105,16 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Natural = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
 
 
+def _within_double(text: str) -> str:
+    if math.isinf(float(text)):
+        raise ValueError(f"expected a number that a double can hold, found {text}")
+    return text
+
+
 class DecimalScalar(Model):
     """A number with a fraction among parameters; trials receive it as a float."""
 
-    decimal: DecimalText
+    decimal: Annotated[DecimalText, AfterValidator(_within_double)]
 
 
 Scalar = bool | Annotated[int, Field(gt=-INTEGER_LIMIT, lt=INTEGER_LIMIT)] | str | DecimalScalar

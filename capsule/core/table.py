@@ -50,9 +50,9 @@ def table_rows(
         yield _row(row.cell, row.status, row.reason, row.attempt, True, False, row.values)
     decided = {(row.attempt, row.cell.cell) for row in final if row.status == "ok" or row.reason == "trial_error"}
     identity = manifest.identity
-    for name, journal in journals.items():
-        attempt = account.attempts.get(name)
-        if attempt is None or attempt.reserved is None or attempt.reserved.manifest != identity:
+    for name, attempt in account.attempts.items():
+        journal = journals.get(name)
+        if journal is None or attempt.reserved is None or attempt.reserved.manifest != identity:
             continue
         outcome = attempt.end.outcome if attempt.end else "open"
         for raw in journal.rows.values():
