@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from capsule.core.errors import BrokenError, MachineError, RefusedError
 
@@ -45,8 +45,7 @@ class Repository:
     object_format: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tracked:
+class Tracked(NamedTuple):
     """One line of the index: `stage` is zero but for an unmerged path; `mode` is git's (0o100755, 0o160000, …)."""
 
     path: bytes
@@ -66,8 +65,7 @@ class Owner:
     dirty: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkFile:
+class WorkFile(NamedTuple):
     """A path of a work tree, its repository (None outside git), and its line of the index (None if untracked)."""
 
     path: bytes
@@ -75,8 +73,7 @@ class WorkFile:
     tracked: Tracked | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TreeFile:
+class TreeFile(NamedTuple):
     """One file, link or submodule of a revision."""
 
     path: bytes

@@ -43,6 +43,8 @@ _OPEN_FOLDER = _OPEN | getattr(os, "O_DIRECTORY", 0)
 _OWN_OUTPUT = re.compile(
     rb"(?:^|/)(?:\.git(?:/|\Z)|(?:\.capsule|__pycache__|[^/]*\.frozen)/|[^/]*\.capsule(?:\.sig)?\Z)"
 )
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+"""What a look at a path says when the file is not there any more, or a folder on the way is a link."""
 _LFS = b"version https://git-lfs.github.com/spec/v1\n"
 _LFS_BYTES_MAX = 1024
 
@@ -301,20 +303,10 @@ class Folders:
         while len(self._open) > kept:
             os.close(self._open.pop()[1])
 
-    def stat(self, path: bytes) -> os.stat_result:
-        """Return what `path` itself is, a link not followed."""
-        folder, name = self.enter(path)
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-
     def open(self, path: bytes) -> int:
         """Open a file for reading; a link is refused with `ELOOP`, and a pipe does not block."""
         folder, name = self.enter(path)
         return os.open(name, _OPEN, dir_fd=folder)
-
-    def readlink(self, path: bytes) -> bytes:
-        """Return the target of a link."""
-        folder, name = self.enter(path)
-        return os.readlink(name, dir_fd=folder)
 
 
 def read_tree(root: Path, paths: Iterable[bytes]) -> list[SourceEntry]:
@@ -353,15 +345,18 @@ def _read_all(
 def _read(folders: Folders, file: git.WorkFile, warnings: list[str]) -> Content | Callable[[], Content] | None:
     """Return what a file holds, for a large one the call that reads it, and None if a tracked one is not there."""
     try:
-        before = folders.stat(file.path)
+        folder, name = folders.enter(file.path)
+        before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(before.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "is a folder by now")
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) or file.tracked is None:
+        if error.errno not in _GONE or file.tracked is None:
             raise
         git.note_missing(file, shown(file.path), warnings)
         return None
     object_format = file.owner.object_format if file.owner and file.tracked else None
     if stat.S_ISLNK(before.st_mode):
-        return _link_content(folders.readlink(file.path), object_format)
+        return _link_content(os.readlink(name, dir_fd=folder), object_format)
     if not stat.S_ISREG(before.st_mode):
         raise RefusedError(
             f"expected a file or a link, found {_kind_words(before.st_mode)}: {shown(file.path)}",
@@ -372,7 +367,7 @@ def _read(folders: Folders, file: git.WorkFile, warnings: list[str]) -> Content 
             f"expected files up to {FILE_BYTES_MAX >> 30} GiB, found {before.st_size} bytes: {shown(file.path)}",
             hint="exclude it in [sources], and name its digest in the protocol if it matters",
         )
-    descriptor = folders.open(file.path)
+    descriptor = os.open(name, _OPEN, dir_fd=folder)
     if before.st_size > BLOCK_BYTES:
         return lambda: _file_content(descriptor, before, file, object_format)
     return _file_content(descriptor, before, file, object_format)
@@ -395,6 +390,8 @@ def _file_content(descriptor: int, before: os.stat_result, file: git.WorkFile, o
             if left < 0:
                 break
         after = os.fstat(descriptor)
+    except OSError as error:
+        raise _read_error(file.path, error) from error
     finally:
         os.close(descriptor)
     if left or _identity(before) != _identity(after):
@@ -581,7 +578,7 @@ def _kind_words(mode: int) -> str:
         stat.S_IFCHR: "a device",
         stat.S_IFBLK: "a device",
     }
-    return kinds.get(stat.S_IFMT(mode), "a folder or something else")
+    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def _changed(path: bytes) -> DriftError:
@@ -591,6 +588,6 @@ def _changed(path: bytes) -> DriftError:
 
 
 def _read_error(path: bytes, error: OSError) -> CapsuleError:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR):
+    if error.errno in (*_GONE, errno.ENXIO, errno.EINVAL):
         return _changed(path)
     return MachineError(f"cannot read {shown(path)}: {error.strerror}", hint="check its permissions, or exclude it")

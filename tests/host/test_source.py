@@ -409,6 +409,18 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         scan(tmp_path)
 
 
+@pytest.mark.parametrize("size", [10, 2**21])
+def test_a_failing_disk_is_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    write(tmp_path, {"bad": b"here" * size})
+
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    Hook(monkeypatch, b"here", fail)
+    with pytest.raises(MachineError, match="cannot read bad: Input/output error"):
+        scan(tmp_path)
+
+
 def test_large_files_give_the_same_digests_in_order(tmp_path: Path) -> None:
     contents = {f"f{number:02d}": os.urandom(2**20 + number) for number in range(30)}
     write(tmp_path, {**contents})

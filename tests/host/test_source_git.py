@@ -239,15 +239,16 @@ def test_a_nested_repository_is_walked_as_untracked(tmp_path: Path) -> None:
 
 
 def test_tracked_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    root = repository(tmp_path / "r", {"a": "", "gone": "", "d/moved": "", "real/moved": ""})
+    root = repository(tmp_path / "r", {"a": "", "gone": "", "d/moved": "", "real/moved": "", "was/file": ""})
     (root / "gone").unlink()
     shutil.rmtree(root / "d")
     (root / "d").symlink_to("real")
+    (root / "was" / "file").unlink()
+    write(root, {"was/file/now/below": ""})
     found = scan(root)
-    assert notes(found) == {"a": (), "d": ("untracked",), "real/moved": ()}
+    assert notes(found) == {"a": (), "d": ("untracked",), "real/moved": (), "was/file/now/below": ("untracked",)}
     assert found.warnings == [
-        "not frozen, since tracked, and not in the work tree: d/moved",
-        "not frozen, since tracked, and not in the work tree: gone",
+        f"not frozen, since tracked, and not in the work tree: {name}" for name in ("d/moved", "gone", "was/file")
     ]
 
 
