@@ -226,8 +226,8 @@ def imported_modules() -> Iterator[dict[str, str | None]]:
     digests: dict[str, str | None] = {}
     for name, module in sorted(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        located = spec is not None and getattr(spec, "has_location", False)
-        file = spec.origin if spec is not None and located else getattr(module, "__file__", None)
+        located = getattr(spec, "has_location", False)
+        file = getattr(spec, "origin", None) if located else getattr(module, "__file__", None)
         if not isinstance(file, str) or not (Path(file).is_absolute() or Path(file).exists()):
             continue
         path = os.fsencode(Path(file).absolute()).decode(errors="backslashreplace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from pathlib import Path
@@ -42,8 +41,9 @@ def write_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, f"{temporary.name} was written in part")
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
         sync(descriptor)
     finally:
         os.close(descriptor)

@@ -389,8 +389,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         become_subreaper()
         write_durably(Path(order.attempt_dir) / IDENTITY, identify(os.getpid()).to_bytes())
-    except OSError as error:
-        print(f"{order.attempt_dir}: cannot be written: {error.strerror}", file=sys.stderr)
+    except (MachineError, OSError) as error:
+        print(f"{order.attempt_dir}: nothing was started: {error}", file=sys.stderr)
         return launch.MACHINE
     return Supervisor(order).run()
 
