@@ -62,6 +62,8 @@ def _alternatives(shapes: Mapping[str, bytes]) -> re.Pattern[bytes]:
 
 _TOKEN = _alternatives(_TOKENS)
 _SECRET = _alternatives(_TOKENS | _CONTEXTS)
+_AWS_KEY = re.compile(_TOKENS["aws_key"])
+_PRIVATE_KEY = re.compile(_TOKENS["private_key"])
 _KEY_END = re.compile(rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_BODY = re.compile(rb"(?:(?:\s|\\[nr]){0,8}+[A-Za-z0-9+/=]{8,}+)*+")
 _WORD = bytes(ord("a") if chr(code) in "-_" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
@@ -126,10 +128,10 @@ def token_kind(data: bytes) -> str | None:
     in documentation are full of, do not count here, nor do placeholders such as forty times `x`, nor AWS's keys for
     some hours.
     """
-    if b"-----BEGIN " in data and (match := _TOKEN.search(data)):
-        return match.lastgroup
-    if b"AKIA" in data and (match := re.search(_TOKENS["aws_key"], data)):
-        return None if _is_placeholder(match.group()) else "aws_key"
+    if b"-----BEGIN " in data and _PRIVATE_KEY.search(data):
+        return "private_key"
+    if b"AKIA" in data and not all(map(_is_placeholder, _AWS_KEY.findall(data))):
+        return "aws_key"
     words = data.translate(_WORD)
     run = b"a" * _WORD_MIN
     start = words.find(run)

@@ -188,6 +188,9 @@ def test_a_files_first_token(kind: str, token: str) -> None:
 @pytest.mark.parametrize("text", ["ghp_" + "x" * 36, "ghp_" + "0123" * 9, "AKIAIOSFODNN7EXAMPLE", "hf_" + "_" * 40, ""])
 def test_placeholders_are_no_tokens(text: str) -> None:
     assert token_kind(text.encode()) is None
+    assert token_kind(f"-----BEGIN CERTIFICATE-----\n{text}".encode()) is None
+    assert token_kind(f"{text}\n{TOKENS['aws_key']}".encode()) == "aws_key"
+    assert token_kind(f"{text}\n{TOKENS['npm_token']}".encode()) == "npm_token"
 
 
 @pytest.mark.parametrize(
