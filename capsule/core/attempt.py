@@ -132,7 +132,10 @@ class Refused(Model):
 
 
 class Intent(Model):
-    """The device is leased and the child is about to start; the charge runs from `leased`."""
+    """The device is leased and the child is about to start; the charge runs from `leased`.
+
+    In `argv` the interpreter is `python`, and `{sources}`, `{attempt}` and `{capsule}` stand for this machine's folders.
+    """
 
     leased: Clock
     supervisor_pid: Natural

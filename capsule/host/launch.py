@@ -262,6 +262,20 @@ def _as_argument(value: Parameter) -> str:
     return value.decimal
 
 
+def shown_argv(order: LaunchOrder) -> list[str]:
+    """Return an order's arguments as evidence keeps them: this machine's own folders by name, not by path."""
+    names = {
+        order.attempt_dir: "{attempt}",
+        order.directory: "{sources}",
+        str(Path(guest.__file__).parent): "{capsule}",
+        sys.executable: "python",
+    }
+    shown = list(order.argv)
+    for path, name in names.items():
+        shown = [argument.replace(path, name) for argument in shown]
+    return shown
+
+
 def announce(attempt_dir: Path) -> None:
     """Make an attempt's folder and say in it who is about to launch it; called before its reservation is written."""
     try:

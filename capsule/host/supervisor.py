@@ -166,7 +166,7 @@ class Supervisor:
         intent = Intent(
             leased=self.leased,
             supervisor_pid=os.getpid(),
-            argv=tuple(redact_text(argument, secrets) for argument in order.argv),
+            argv=tuple(redact_text(argument, secrets) for argument in launch.shown_argv(order)),
             snapshot=order.snapshot,
             device_baseline=self.devices.baseline,
         )
