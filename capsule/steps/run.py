@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from typing import Protocol as Interface
 
 from capsule.core.attempt import INTERRUPTED, Account, ManifestAdopted, Opened, Refused, Reserved
@@ -23,7 +24,7 @@ from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.core.results import failing_stop_gate
 from capsule.host import environment, launch, store
 from capsule.host.clock import read_clock
-from capsule.host.devices import Device, find_devices
+from capsule.host.devices import Device, backend_for, find_devices
 from capsule.host.durable import write_durably
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger, Transaction
@@ -166,8 +167,9 @@ def _check(this: _Run) -> None:
     budget = this.generation.manifest.protocol.budget
     if not this.request.from_frozen and this.generation.number:
         check_drift(this.workspace, this.generation)
+    manifest = this.generation.manifest
     mismatches = environment.check_required(
-        this.generation.manifest.protocol.environment, environment.find_environment()
+        manifest.protocol.environment, _found(this), lock=manifest.lock, root=this.workspace.root
     )
     if mismatches:
         raise DriftError(
@@ -178,6 +180,15 @@ def _check(this: _Run) -> None:
         raise RefusedError(
             f"expected to run before {budget.not_after}, found it past", hint="the protocol says not_after"
         )
+
+
+def _found(this: _Run) -> dict[str, Any]:
+    """Describe what is here: interpreter, distributions, and the devices of this run with their driver."""
+    found = environment.find_environment() | {"devices": [device.name for device in this.devices]}
+    if this.unit == "gpu":
+        uuid = this.devices[0].uuid
+        found["driver"] = backend_for(uuid).baseline(uuid).get("driver")
+    return found
 
 
 def _check_unit(this: _Run, account: Account) -> None:
@@ -279,8 +290,7 @@ def _attempt(this: _Run, process: Process) -> bool:
         before=lambda attempt: launch.announce(this.workspace.attempts / attempt),
     )
     folder = this.workspace.attempts / reservation.attempt
-    found = environment.find_environment() | {"devices": [device.name for device in this.devices]}
-    write_durably(folder / "environment.json", canonical(found))
+    write_durably(folder / "environment.json", canonical(_found(this)))
     order = launch.compose(
         protocol,
         process,
