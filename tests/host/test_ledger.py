@@ -159,6 +159,14 @@ def test_an_older_copy_is_refused_also_with_its_own_lines_sound(running: Ledger)
         reserve(again(running), ASKED, budget_ms=10_000, attempts_max=9)
 
 
+def test_a_writer_that_knows_the_ledger_notices_that_another_s_event_was_cut_off(running: Ledger) -> None:
+    known = running.path.read_bytes()
+    beat(again(running))
+    running.path.write_bytes(known)
+    with pytest.raises(RefusedError, match="ledger_regressed"):
+        beat(running)
+
+
 def test_a_missing_ledger_is_refused_while_its_head_is_there(running: Ledger) -> None:
     running.path.unlink()
     with pytest.raises(RefusedError, match="ledger_regressed"):

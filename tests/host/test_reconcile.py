@@ -14,6 +14,7 @@ import pytest
 from capsule.core.attempt import Attempt, Clock, Heartbeat, HeldUnknown, Intent, Reconciled, Spawned
 from capsule.core.checks import _charge_faults
 from capsule.host import launch
+from capsule.host import reconcile as reconcile_module
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
 from capsule.host.process import identify, is_alive, read_stat
 from capsule.host.reconcile import Finding, reconcile
@@ -207,6 +208,52 @@ def test_the_next_attempt_takes_the_device_after_a_crash(bench: Bench) -> None:
     look_twice(bench)
     assert gone(child)
     assert bench.go(protocol_of(command=["true"])).end is not None
+
+
+def test_a_daemon_that_dropped_the_lease_is_found_by_the_environment_it_was_started_with(
+    bench: Bench, tmp_path: Path
+) -> None:
+    source = (
+        "import os, time\n"
+        "print(os.getpid(), flush=True)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    os.closerange(0, 100)\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    supervision, child = started(bench, ["python", "-c", source], kill_grace_seconds="0.2")
+    eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    daemon = identify(int((tmp_path / "pid").read_text()))
+    kill_supervisor(bench, supervision)
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: gone(child))
+    late = bench.start(protocol_of(command=["true"]))
+    assert late.wait(20) == launch.REFUSED
+    refused = bench.account().attempts[late.attempt].refused
+    assert refused is not None
+    assert f"what attempt {supervision.attempt} of 0001-x left running, pid {daemon.pid}" in refused.words
+    (finding,) = look_twice(bench)
+    assert finding.state == "reconciled"
+    assert not is_alive(daemon)
+    assert end(bench, supervision.attempt).charge.observed
+
+
+def test_of_two_who_reconcile_at_once_one_writes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt, _ = written(bench, beats=1)
+    real = reconcile_module.finish_files
+    inner: list[list[Finding]] = []
+
+    def finish_after_another(*arguments: Any) -> Any:
+        monkeypatch.setattr(reconcile_module, "finish_files", real)
+        inner.append(look(bench))
+        return real(*arguments)
+
+    monkeypatch.setattr(reconcile_module, "finish_files", finish_after_another)
+    (outer,) = look(bench)
+    assert ([finding.state for finding in inner[0]], outer.state) == (["reconciled"], "running")
+    assert bench.names(attempt).count("reconciled") == 1
+    assert bench.account().faults == []
 
 
 # D11: a reused pid.
