@@ -88,14 +88,21 @@ def collect(stream: BinaryIO) -> Evidence:
                     )
             case "7-results":
                 evidence.results = data
-    if "0-header.json" not in evidence.members:
-        findings = evidence.container_findings or evidence.member_findings or ["the file is empty"]
+    if not evidence.members and not evidence.member_findings and _is_foreign(evidence.container_findings):
         raise MalformedError(
-            f"expected a capsule, found something else: {findings[0]}",
-            hint="a capsule is the file that `capsule pack` writes; was the download cut short?",
+            f"expected a capsule, found something else: {evidence.container_findings[0]}",
+            hint="a capsule is the file that `capsule pack` writes",
         )
     evidence.table = _table(table, evidence)
     return evidence
+
+
+def _is_foreign(findings: Sequence[str]) -> bool:
+    """Whether a file without any member is no capsule at all, by its first finding: empty, or not one of our frames.
+
+    A capsule that was cut or damaged in its first frame is a broken capsule, and gets a verdict.
+    """
+    return findings[0].startswith(("C-01: byte 0:", "C-02: byte 0:", "C-03: byte 0:"))
 
 
 def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, str, bytes]]:

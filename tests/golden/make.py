@@ -195,7 +195,7 @@ FORGERIES: tuple[Callable[[Members], Members], ...] = (
 def damaged(data: bytes) -> dict[str, bytes]:
     """Return files whose bytes were damaged after sealing."""
     flipped = bytearray(data)
-    flipped[len(data) // 2] ^= 0x10
+    flipped[len(data) // 3] ^= 0x10
     return {"bit-flipped": bytes(flipped), "truncated": data[: len(data) * 2 // 3], "trailing-bytes": data + b"more"}
 
 
@@ -204,7 +204,7 @@ def goldens() -> dict[str, tuple[bytes, str]]:
     with tempfile.TemporaryDirectory() as folder:
         supported = honest(Path(folder) / "a")
         refuted = honest(Path(folder) / "b", {"threshold = 0": "threshold = 5"})
-        short = honest(Path(folder) / "c", {"device_seconds = 200": "device_seconds = 17.05"}, budget_ends=True)
+        short = honest(Path(folder) / "c", {"device_seconds = 200": "device_seconds = 17.001"}, budget_ends=True)
     made = {
         "supported": (supported, "An honest capsule whose hypotheses are supported."),
         "refuted": (refuted, "An honest capsule whose first hypothesis is refuted; intact all the same."),

@@ -191,7 +191,7 @@ def test_a_gate_that_stops_ends_the_run_and_says_so(capsule: Capsule, tmp_path: 
 
 def test_budget_exhausted_is_a_clear_refusal(capsule: Capsule, tmp_path: Path) -> None:
     """When the worst case no longer fits, the run is refused, the rest is not_run, and the capsule is intact."""
-    protocol = make_study(tmp_path / "s", changes={"device_seconds = 200": "device_seconds = 17.05"})
+    protocol = make_study(tmp_path / "s", changes={"device_seconds = 200": "device_seconds = 17.001"})
     assert capsule("freeze", protocol).code == 0
     said = capsule("run", protocol)
     assert said.code == 4
