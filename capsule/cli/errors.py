@@ -8,36 +8,59 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from capsule.core.errors import CapsuleError, MachineError
 
 BUG_EXIT_CODE = 70
 
 
+class StoppedError(KeyboardInterrupt):
+    """The process was asked to end by another signal than an interrupt; everything ends in order all the same."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise StoppedError(number)
+
+
 def guarded(arguments: Sequence[str]) -> int:
     """Run the command line; every failure becomes `capsule: error: …` and a code, never a traceback."""
     wants_json = "--json" in arguments
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        from capsule.cli.app import app
+        return _called(arguments, wants_json)
+    except KeyboardInterrupt as stopped:
+        number = stopped.number if isinstance(stopped, StoppedError) else signal.SIGINT
+        _say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}", None)
+        return 128 + number
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-        try:
-            code = app(args=list(arguments), prog_name="capsule", standalone_mode=False)
-            sys.stdout.flush()
-        except CapsuleError as error:
-            return report(error, wants_json)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                return _closed_pipe()
-            return report(_machine(error), wants_json)
-        except Exception as error:
-            if hasattr(error, "format_message"):  # click's own errors, wherever Typer keeps click
-                return _usage(error, wants_json)
-            if type(error).__name__ in ("Exit", "Abort"):
-                return int(getattr(error, "exit_code", 130))
-            return _bug(error)
-    except KeyboardInterrupt:
-        print("capsule: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+
+def _called(arguments: Sequence[str], wants_json: bool) -> int:
+    from capsule.cli.app import app
+
+    try:
+        code = app(args=list(arguments), prog_name="capsule", standalone_mode=False)
+        sys.stdout.flush()
+    except CapsuleError as error:
+        return report(error, wants_json)
+    except OSError as error:
+        return _closed_pipe() if error.errno == errno.EPIPE else report(_machine(error), wants_json)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's own errors, wherever Typer keeps click
+            return _usage(error, wants_json)
+        if isinstance(error.__context__, KeyboardInterrupt):  # which Typer turns into an error of its own
+            raise error.__context__ from None
+        if type(error).__name__ == "Exit":
+            return int(getattr(error, "exit_code", 0))
+        return _bug(error)
     return code if isinstance(code, int) else 0
 
 

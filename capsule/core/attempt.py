@@ -134,7 +134,7 @@ class Refused(Model):
 class Intent(Model):
     """The device is leased and the child is about to start; the charge runs from `leased`.
 
-    In `argv` the interpreter is `python`, and `{sources}`, `{attempt}` and `{capsule}` stand for this machine's folders.
+    In `argv` the interpreter is `python`; `{sources}`, `{attempt}` and `{capsule}` stand for this machine's folders.
     """
 
     leased: Clock

@@ -105,8 +105,33 @@ def sources_bytes(entries: list[SourceEntry]) -> bytes:
 
 
 def read_sources(data: bytes, where: str) -> list[SourceEntry]:
-    """Read a `sources` list from its bytes."""
-    return [_checked(SourceEntry, value, where, number) for number, value in enumerate(iterate_lines(data, where), 1)]
+    """Read a `sources` list from its bytes.
+
+    Raises:
+        MalformedError: a line is not canonical, not an entry, or not after the one before it in byte order of paths.
+    """
+    entries: list[SourceEntry] = []
+    before: bytes | None = None
+    for number, value in enumerate(iterate_lines(data, where), 1):
+        entry: SourceEntry = _checked(SourceEntry, value, where, number)
+        path = _raw(entry.path, f"{where}:{number}")
+        if before is not None and path <= before:
+            raise MalformedError(f"{where}:{number}: expected paths in byte order, each once, found {entry.path!r}")
+        if (entry.kind == "link") != (entry.target is not None) or (entry.kind == "link") != (entry.mode is None):
+            raise MalformedError(f"{where}:{number}: expected a mode of every file and a target of every link")
+        entries.append(entry)
+        before = path
+    return entries
+
+
+def _raw(path: str, where: str) -> bytes:
+    """Return the bytes of a path in written form."""
+    if not path.startswith("hex:"):
+        return path.encode()
+    try:
+        return bytes.fromhex(path[4:])
+    except ValueError as error:
+        raise MalformedError(f"{where}: expected `hex:` and the bytes of a path, found {path!r}") from error
 
 
 def list_digest(data: bytes) -> ListDigest:

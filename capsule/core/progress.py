@@ -100,7 +100,9 @@ def final_rows(
             if cell.excluded is not None:
                 rows.append(Row(cell, "not_run", f"excluded: {cell.excluded}", None, empty))
             elif attempt is None:
-                reason = "interrupted" if attempts and pending == "pending" else pending
+                last = attempts[-1].end if attempts else None
+                void = last is not None and last.outcome in INTERRUPTED
+                reason = "interrupted" if void and pending == "pending" else pending
                 rows.append(Row(cell, "not_run", reason, None, empty))
             else:
                 rows.append(_decided(cell, attempt, journals.get(attempt.id), empty))

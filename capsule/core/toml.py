@@ -25,7 +25,7 @@ SIZE_BYTES_MAX = 1 << 20
 DEPTH_MAX = 16
 DOTS_MAX = 100
 """Dots in a key: the standard parser takes time in the square of their number."""
-SEARCH_BYTES_MAX = 4 << 20
+SEARCH_BYTES_MAX = 1 << 20
 """Bytes that are parsed to find the lines of errors; beyond it a line is that of a statement before."""
 
 DECIMAL_KEYS = frozenset(

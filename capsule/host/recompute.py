@@ -1,4 +1,4 @@
-"""Run one cell again on the CPU, outside any reservation: for a replay, in a folder of its own, with the frozen limits."""
+"""Run one cell again on the CPU for a replay: outside any reservation, in a folder of its own, within the limits."""
 
 from __future__ import annotations
 

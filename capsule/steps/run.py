@@ -307,10 +307,10 @@ def _attempt(this: _Run, process: Process) -> bool:
     supervision = launch.start(order)
     for words in supervision.notes:
         this.display.note(words)
-    interrupted = _watch(this, supervision, process)
+    interrupt = _watch(this, supervision, process)
     _ended(this, reservation.attempt, supervision)
-    if interrupted:
-        raise KeyboardInterrupt
+    if interrupt is not None:
+        raise interrupt
     return this.stopped is None
 
 
@@ -325,22 +325,23 @@ def _snapshot(this: _Run, revision: str | None) -> launch.SourceTree:
     return launch.SourceTree(root=str(root), sources=str(beside))
 
 
-def _watch(this: _Run, supervision: launch.Supervision, process: Process) -> bool:
-    """Wait for an attempt's end and show how it goes; whether the person asked to stop (twice means at once)."""
+def _watch(this: _Run, supervision: launch.Supervision, process: Process) -> KeyboardInterrupt | None:
+    """Wait for an attempt's end and show how it goes; returns the first request to stop (a second means at once)."""
     journal = this.workspace.attempts / supervision.attempt / launch.JOURNAL
     cells, total = len(process.cells), len(processes(this.generation.cells))
-    began, asked = time.monotonic(), 0
+    began = time.monotonic()
+    asked: KeyboardInterrupt | None = None
     while True:
         try:
             if supervision.wait(POLL_SECONDS) is not None:
-                return asked > 0
+                return asked
             rows = _lines(journal)
             left = _left(this, began, rows, process)
             this.display.going_on(supervision.attempt, rows, cells, process.ordinal, total, left)
-        except KeyboardInterrupt:
-            asked += 1
-            this.display.note("stopping; interrupt again to kill at once" if asked == 1 else "killing")
-            supervision.stop(now=asked > 1)
+        except KeyboardInterrupt as interrupt:
+            this.display.note("stopping; interrupt again to kill at once" if asked is None else "killing")
+            supervision.stop(now=asked is not None)
+            asked = asked or interrupt
 
 
 def _lines(journal: Path) -> int:

@@ -169,7 +169,8 @@ def test_light_commands_import_no_heavy_library(packed: Path, command: str) -> N
     script = (
         "import sys\nfrom capsule.cli.errors import guarded\n"
         f"code = guarded({arguments!r})\n"
-        "print(*(name for name in ('torch', 'pyarrow', 'numpy', 'rich', 'pydantic') if name in sys.modules), file=sys.stderr)\n"
+        "heavy = [name for name in ('torch', 'pyarrow', 'numpy', 'rich', 'pydantic') if name in sys.modules]\n"
+        "print(*heavy, file=sys.stderr)\n"
         "sys.exit(code)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -58,7 +58,8 @@ def test_a_process_that_ends_early_fails_its_cells(
     """A process without its end record gives no final rows; every cell of it is failed with the class."""
     trial = (
         HEAD
-        + f"def measure(cell):\n    if cell.position == 1:\n        {body}\n    return {{'amount': 1.0, 'seconds': 0.0}}\n"
+        + f"def measure(cell):\n    if cell.position == 1:\n        {body}\n"
+        + "    return {'amount': 1.0, 'seconds': 0.0}\n"
     )
     changes = {"wall_limit_seconds = 15": "wall_limit_seconds = 3"}
     status, verdict = run_and_pack(capsule, make_study(tmp_path / "s", trial=trial, changes=changes))
@@ -142,7 +143,8 @@ def test_a_plain_command_works_beside_python(capsule: Capsule, tmp_path: Path) -
     """A script that knows nothing but `record` gets reservation, charging, records and a capsule."""
     script = (
         "import argparse, os, json\nfrom capsule import record\n"
-        "parser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int)\nparser.add_argument('--factor', type=int)\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--seed', type=int)\nparser.add_argument('--factor', type=int)\n"
         "given = parser.parse_args()\nassert str(given.seed) == os.environ['CAPSULE_SEED']\n"
         "record(amount=float(given.factor), seconds=0.0)\n"
     )

@@ -1,0 +1,142 @@
+"""Kill -9 at any moment: nothing that counts is lost, nothing that counts runs twice, everything is charged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Capsule
+from tests.study import make_study
+
+TRIAL = """\
+import time
+def measure(cell):
+    time.sleep(0.15)
+    return {"amount": float(cell.parameters["factor"]), "seconds": 0.0}
+"""
+
+
+def pids_of(workspace: Path) -> dict[str, list[int]]:
+    """Return the processes of a workspace's attempts by their role, newest attempt last."""
+    found: dict[str, list[int]] = {"supervisor": [], "trial": []}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        name = folder.name
+        if str(workspace).encode() not in line:
+            continue
+        if b"capsule.host.supervisor" in line:
+            found["supervisor"].append(int(name))
+        elif b"guest.py" in line:
+            found["trial"].append(int(name))
+    return found
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def events_of(capsule: Capsule, protocol: Path) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads(capsule("ledger", protocol, "--json").out)["events"]
+    return listed
+
+
+@pytest.mark.parametrize("victims", [("cli",), ("supervisor",), ("trial",), ("cli", "supervisor", "trial")])
+@pytest.mark.parametrize("number", range(3))
+def test_killed_at_random_moments(capsule: Capsule, tmp_path: Path, victims: tuple[str, ...], number: int) -> None:
+    """Whoever is killed when, the next run finishes the plan, and the capsule is intact with every attempt charged."""
+    chance = random.Random(f"{victims}{number}")
+    protocol = make_study(tmp_path / "s", trial=TRIAL, changes={"[retry]": "[retry]\nsignalled = 3"})
+    assert capsule("freeze", protocol).code == 0
+    kills = 0
+    for _ in range(2):
+        run = subprocess.Popen(
+            [sys.executable, "-m", "capsule", "run", str(protocol)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(0.4 + chance.random() * 1.4)
+        if run.poll() is not None:
+            break
+        kills += 1
+        if "cli" in victims:
+            run.kill()
+        found = pids_of(tmp_path)
+        for role in victims:
+            kill(found.get(role, []))
+        run.wait(30)
+    assert kills, "the run was over before anything was killed"
+    finished = capsule("run", protocol, "--wait")
+    assert finished.code == 0, finished
+    status = json.loads(capsule("status", protocol, "--json").out)
+    assert status["cells"] == {"ok": 8, "failed": 0, "not_run": 0}
+    assert not any(pids_of(tmp_path).values())
+    _check_ledger(events_of(capsule, protocol))
+    before = capsule("ledger", protocol, "--json").out
+    assert capsule("reconcile", protocol).code == 0
+    assert capsule("ledger", protocol, "--json").out == before
+    assert capsule("pack", protocol).code == 0
+    verdict = json.loads(capsule("verify", protocol.with_suffix(".capsule"), "--json").out)
+    assert (verdict["integrity"], verdict["outcome"]) == ("intact", "supported"), verdict
+
+
+def _check_ledger(events: list[dict[str, Any]]) -> None:
+    """One terminal event an attempt, a charge for each that started, and no process completed twice."""
+    ended = [e for e in events if e["event"] in ("settled", "reconciled", "refused")]
+    started = {e["attempt"] for e in events if e["event"] == "reserved"}
+    assert sorted(e["attempt"] for e in ended) == sorted(started)
+    spawned = {e["attempt"] for e in events if e["event"] == "spawned"}
+    charged = {e["attempt"]: e["data"]["charge"]["debited_ms"] for e in ended if e["event"] != "refused"}
+    assert all(charged[attempt] > 0 for attempt in spawned)
+    process = {e["attempt"]: e["data"]["process"] for e in events if e["event"] == "reserved"}
+    completed = [process[e["attempt"]] for e in ended if e["data"].get("outcome") == "completed"]
+    assert len(completed) == len(set(completed))
+
+
+def test_interrupted_once_stops_in_order(capsule: Capsule, tmp_path: Path) -> None:
+    """Ctrl-C ends the attempt as `user`, charged and void, with exit code 130; the next run runs its cells again."""
+    protocol = make_study(tmp_path / "s", trial=TRIAL)
+    assert capsule("freeze", protocol).code == 0
+    command = [sys.executable, "-m", "capsule", "run", str(protocol)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not pids_of(tmp_path)["trial"]:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=30)
+    assert run.returncode == 130, said
+    assert "Traceback" not in said
+    status = json.loads(capsule("status", protocol, "--json").out)
+    assert [a["outcome"] for a in status["attempts"]] == ["user"]
+    assert status["attempts"][0]["held_ms"] > 0
+    assert capsule("run", protocol).code == 0
+    assert json.loads(capsule("status", protocol, "--json").out)["cells"]["ok"] == 8
+
+
+def test_terminated_stops_in_order(capsule: Capsule, tmp_path: Path) -> None:
+    """SIGTERM to the command ends the attempt in order too, with exit code 143."""
+    protocol = make_study(tmp_path / "s", trial=TRIAL)
+    assert capsule("freeze", protocol).code == 0
+    command = [sys.executable, "-m", "capsule", "run", str(protocol)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not pids_of(tmp_path)["trial"]:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=30)
+    assert run.returncode == 143, said
+    status = json.loads(capsule("status", protocol, "--json").out)
+    assert [a["outcome"] for a in status["attempts"]] == ["user"]
