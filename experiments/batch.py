@@ -3,12 +3,15 @@
 All tensors are inputs, never differentiated. A group is checked once, here; schedules trust it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from experiments.errors import ExperimentError
+from experiments.family import LoopedModel
+from experiments.latent import Latent, LatentError, packed_rows
 
 
 class BatchError(ExperimentError):
@@ -17,11 +20,12 @@ class BatchError(ExperimentError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """One sampled response; may be empty."""
+    """One sampled response; may be empty. `latent` is for families that start from one, and none for others."""
 
     tokens_D: Tensor
     advantages_D: Tensor
     reference_log_probs_D: Tensor
+    latent: Latent | None = None
 
     def __post_init__(self) -> None:
         if self.tokens_D.ndim != 1 or self.tokens_D.dtype != torch.int64:
@@ -67,6 +71,7 @@ class Group:
                     response.tokens_D.to(device),
                     response.advantages_D.to(device),
                     response.reference_log_probs_D.to(device),
+                    response.latent,
                 )
                 for response in self.responses
             ),
@@ -78,6 +83,24 @@ def microbatches(count: int, size: int) -> list[range]:
     if size < 1:
         raise BatchError(f"microbatch: expected at least one response, found {size}")
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def latent_rows(
+    model: LoopedModel, prompt: int, responses: Sequence[Response], ranges: Sequence[tuple[int, int]]
+) -> Tensor | None:
+    """Return each response's latent over its range of positions, one after another, [sum of lengths, C].
+
+    `prompt` is the prompt's length. None for a family without latents; raises LatentError where a response has one
+    that its family does not take, or has none that it needs.
+    """
+    latents = [response.latent for response in responses]
+    if not model.takes_latent:
+        if any(latent is not None for latent in latents):
+            raise LatentError("expected no latent for a family that starts from its embedding, found one")
+        return None
+    head_VC = model.head_VC
+    rows = packed_rows(latents, ranges, prompt, head_VC.shape[1])
+    return rows.to(head_VC.device)
 
 
 def _found(tensor: Tensor) -> str:

@@ -6,6 +6,7 @@ name, and nothing is left at its initial value. Never unpickles.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -56,6 +57,34 @@ def refuse_other_values(config: Mapping[str, object], understood: Mapping[str, o
     for name, value in understood.items():
         if name in config and config[name] != value:
             raise CheckpointError(f"config field {name}: only {value!r} is supported, found {config[name]!r}")
+
+
+def refuse_other_families(config: Mapping[str, object], family: str) -> None:
+    """Raise CheckpointError unless `model_type` is there and names the family."""
+    found = config.get("model_type")
+    if found != family:
+        raise CheckpointError(f"config field model_type: expected {family!r}, found {found!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention heads of a Llama-like config; `query` is a multiple of `key_value`, `dim` is even."""
+
+    query: int
+    key_value: int
+    dim: int
+
+
+def read_heads(config: Mapping[str, object]) -> Heads:
+    """Read the official head fields; the head dimension falls back to width / heads where it is not given."""
+    query = positive_int(config, "num_attention_heads")
+    key_value = positive_int(config, "num_key_value_heads")
+    dim = positive_int(config, "head_dim") if "head_dim" in config else positive_int(config, "hidden_size") // query
+    if query % key_value:
+        raise CheckpointError(f"config: {query} heads cannot share {key_value} key/value heads evenly")
+    if dim % 2 or not dim:
+        raise CheckpointError(f"config: rotation needs an even head dimension, found {dim}")
+    return Heads(query, key_value, dim)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.batch import Group
+from experiments.batch import Group, latent_rows
 from experiments.errors import ExperimentError
 from experiments.family import LoopedModel
 from experiments.objective import Mean, Objective
@@ -49,7 +49,9 @@ def log_prob_tables(
     )
     tokens_GT = torch.cat((group.prompt_P.expand(len(group.responses), -1), targets_GD), dim=1)[:, :-1]
     positions_GT = torch.arange(prompt + longest - 1, device=tokens_GT.device).expand_as(tokens_GT)
-    states = model.readout_states(tokens_GT, positions_GT, explicit_attention, loops)
+    latent_TC = latent_rows(model, prompt, group.responses, [(0, tokens_GT.shape[1])] * len(group.responses))
+    latent_GTC = None if latent_TC is None else latent_TC.view(*tokens_GT.shape, -1)
+    states = model.readout_states(tokens_GT, positions_GT, explicit_attention, loops, latent_GTC)
     answers_GDSC = torch.stack(states, dim=2)[:, prompt - 1 :]
     log_probs_GDSV = (answers_GDSC @ (head_scale * model.head_VC).mT).log_softmax(dim=-1)
     index = targets_GD[:, :, None, None].expand(-1, -1, len(loops), 1)

@@ -39,11 +39,22 @@ class LoopedModel(nn.Module, ABC):
     def head_VC(self) -> Tensor:
         """The readout matrix, [V, C]."""
 
+    @property
+    def takes_latent(self) -> bool:
+        """Whether every token starts from a latent state that the caller supplies."""
+        return False
+
     @abstractmethod
     def readout_states(
-        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, loops: Sequence[int]
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        loops: Sequence[int],
+        latent_TC: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the state that the head reads after each of the given loops (from 0, ascending), each [T, C].
 
-        `tokens_T` and `positions_T` are int64 and share one shape: [T] packed or [B, T] dense.
+        `tokens_T` and `positions_T` are int64 and share one shape: [T] packed or [B, T] dense. `latent_TC` has that
+        shape too, for a family that takes one; raises LatentError where it is missing, or given to another family.
         """

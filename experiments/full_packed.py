@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from experiments.attention import SegmentedCausal
-from experiments.batch import Group, Response, microbatches
+from experiments.batch import Group, Response, latent_rows, microbatches
 from experiments.family import LoopedModel
 from experiments.objective import Objective
 from experiments.readout import Scores, score
@@ -29,7 +29,8 @@ def score_responses(
     places_T = torch.arange(sum(lengths), device=tokens_T.device)
     positions_T = torch.cat([places_T[:length] for length in lengths])
     rows_N = torch.cat([places[prompt - 1 :] for places in torch.split(places_T, lengths)])
-    states = model.readout_states(tokens_T, positions_T, SegmentedCausal(lengths), loops)
+    latent_TC = latent_rows(model, prompt, responses, [(0, length) for length in lengths])
+    states = model.readout_states(tokens_T, positions_T, SegmentedCausal(lengths), loops, latent_TC)
     targets_N = torch.cat([response.tokens_D for response in responses])
     return score([state_TC[rows_N] for state_TC in states], model.head_VC, targets_N)
 

@@ -1,4 +1,4 @@
-"""Blocks that families share: RMS norm, split-half rotation, SwiGLU.
+"""Blocks that families share: RMS norm, both rotations, Llama's attention projections, SwiGLU.
 
 Dtype-pure: fp64 inputs are reduced and rotated in fp64; narrower ones at least in fp32, and handed back as they came.
 """
@@ -6,6 +6,11 @@ Dtype-pure: fp64 inputs are reduced and rotated in fp64; narrower ones at least 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from experiments.family import Attend
+
+Turn = tuple[Tensor, Tensor]
+"""Cosine and sine of every position, each [T, 1, E/2]."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -43,7 +48,28 @@ class SwiGLU(nn.Module):
         return out
 
 
-def rotation(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+class LlamaAttention(nn.Module):
+    """The projections around a call's attention, split-half rotation; query heads may share key/value heads."""
+
+    def __init__(self, width: int, heads: int, key_value_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(width, key_value_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(width, key_value_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+
+    def forward(self, x_TC: Tensor, turn: Turn, attend: Attend, call: int) -> Tensor:
+        """Return [T, C]."""
+        query_THE = self.q_proj(x_TC).unflatten(-1, (-1, self.head_dim))
+        key_TKE = self.k_proj(x_TC).unflatten(-1, (-1, self.head_dim))
+        value_TKE = self.v_proj(x_TC).unflatten(-1, (-1, self.head_dim))
+        mixed_THE = attend(call, rotate_split_half(query_THE, *turn), rotate_split_half(key_TKE, *turn), value_TKE)
+        out: Tensor = self.o_proj(mixed_THE.flatten(-2))
+        return out
+
+
+def rotation(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Turn:
     """Return cosine and sine, each [T, 1, E/2], of position * theta^(-2i/E).
 
     The angles are formed in fp64 whatever the model's dtype: in fp32 an angle at position 1000 would be off by
@@ -59,3 +85,10 @@ def rotate_split_half(x_THE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     first, second = x_THE.chunk(2, dim=-1)
     rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
     return rotated.to(x_THE.dtype)
+
+
+def rotate_adjacent(x_THE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate the pairs (2i, 2i + 1) of every head; shape and dtype stay."""
+    first, second = x_THE[..., 0::2], x_THE[..., 1::2]
+    rotated = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return rotated.flatten(-2).to(x_THE.dtype)

@@ -13,19 +13,20 @@ from torch import Tensor, nn
 
 from experiments.checkpoint import (
     CONFIG_NAME,
-    CheckpointError,
     fill,
     positive_float,
     positive_int,
+    read_heads,
     read_object,
     read_tensors,
+    refuse_other_families,
     refuse_other_values,
 )
 from experiments.family import Attend, LoopedModel
-from experiments.layers import RMSNorm, SwiGLU, rotate_split_half, rotation
+from experiments.latent import refuse_latent
+from experiments.layers import LlamaAttention, RMSNorm, SwiGLU, Turn, rotation
 
 _UNDERSTOOD: Mapping[str, object] = {
-    "model_type": "ouro",
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "use_sliding_window": False,
@@ -52,52 +53,21 @@ class OuroConfig:
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> "OuroConfig":
         """Read official field names; other fields are ignored unless they would change the model's meaning."""
-        if "model_type" not in config:
-            raise CheckpointError("config field model_type: expected 'ouro', found nothing")
+        refuse_other_families(config, "ouro")
         refuse_other_values(config, _UNDERSTOOD)
-        width = positive_int(config, "hidden_size")
-        heads = positive_int(config, "num_attention_heads")
-        key_value_heads = positive_int(config, "num_key_value_heads")
-        head_dim = positive_int(config, "head_dim") if "head_dim" in config else width // heads
-        if heads % key_value_heads:
-            raise CheckpointError(f"config: {heads} heads cannot share {key_value_heads} key/value heads evenly")
-        if head_dim % 2 or not head_dim:
-            raise CheckpointError(f"config: rotation needs an even head dimension, found {head_dim}")
+        heads = read_heads(config)
         return cls(
-            width=width,
+            width=positive_int(config, "hidden_size"),
             inner=positive_int(config, "intermediate_size"),
             vocabulary=positive_int(config, "vocab_size"),
             layers=positive_int(config, "num_hidden_layers"),
             loops=positive_int(config, "total_ut_steps"),
-            heads=heads,
-            key_value_heads=key_value_heads,
-            head_dim=head_dim,
+            heads=heads.query,
+            key_value_heads=heads.key_value,
+            head_dim=heads.dim,
             rope_theta=positive_float(config, "rope_theta"),
             norm_eps=positive_float(config, "rms_norm_eps"),
         )
-
-
-class OuroAttention(nn.Module):
-    """The projections around a call's attention; query heads may share key/value heads."""
-
-    def __init__(self, config: OuroConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        query_width = config.heads * config.head_dim
-        key_value_width = config.key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.width, query_width, bias=False)
-        self.k_proj = nn.Linear(config.width, key_value_width, bias=False)
-        self.v_proj = nn.Linear(config.width, key_value_width, bias=False)
-        self.o_proj = nn.Linear(query_width, config.width, bias=False)
-
-    def forward(self, x_TC: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, call: int) -> Tensor:
-        """Return [T, C]."""
-        query_THE = self.q_proj(x_TC).unflatten(-1, (-1, self.head_dim))
-        key_TKE = self.k_proj(x_TC).unflatten(-1, (-1, self.head_dim))
-        value_TKE = self.v_proj(x_TC).unflatten(-1, (-1, self.head_dim))
-        mixed_THE = attend(call, rotate_split_half(query_THE, *turn), rotate_split_half(key_TKE, *turn), value_TKE)
-        out: Tensor = self.o_proj(mixed_THE.flatten(-2))
-        return out
 
 
 class OuroLayer(nn.Module):
@@ -105,14 +75,14 @@ class OuroLayer(nn.Module):
 
     def __init__(self, config: OuroConfig) -> None:
         super().__init__()
-        self.self_attn = OuroAttention(config)
+        self.self_attn = LlamaAttention(config.width, config.heads, config.key_value_heads, config.head_dim)
         self.mlp = SwiGLU(config.width, config.inner)
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
         self.input_layernorm_2 = RMSNorm(config.width, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
         self.post_attention_layernorm_2 = RMSNorm(config.width, config.norm_eps)
 
-    def forward(self, x_TC: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, call: int) -> Tensor:
+    def forward(self, x_TC: Tensor, turn: Turn, attend: Attend, call: int) -> Tensor:
         """Return [T, C]."""
         x_TC = x_TC + self.input_layernorm_2(self.self_attn(self.input_layernorm(x_TC), turn, attend, call))
         out: Tensor = x_TC + self.post_attention_layernorm_2(self.mlp(self.post_attention_layernorm(x_TC)))
@@ -150,9 +120,15 @@ class Ouro(LoopedModel):
         return self.lm_head.weight
 
     def readout_states(
-        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, loops: Sequence[int]
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        loops: Sequence[int],
+        latent_TC: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the normed state after each of the given loops, each [T, C]; call = loop * layers + layer."""
+        refuse_latent(latent_TC)
         x_TC: Tensor = self.model.embed_tokens(tokens_T)
         turn = rotation(positions_T, self.config.head_dim, self.config.rope_theta, x_TC.dtype)
         states = []

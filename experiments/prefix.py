@@ -24,6 +24,7 @@ from experiments.batch import Group, Response
 from experiments.errors import ExperimentError
 from experiments.family import LoopedModel
 from experiments.layers import wide
+from experiments.ouro import Ouro
 
 
 class PrefixError(ExperimentError):
@@ -55,9 +56,11 @@ class Boundary:
 
 
 class SharedPrefix:
-    """The prompt's graph and boundary, and the state of the three phases."""
+    """The prompt's graph and boundary, and the state of the three phases; for Ouro alone."""
 
     def __init__(self, model: LoopedModel, group: Group, loops: Sequence[int]) -> None:
+        if not isinstance(model, Ouro):
+            raise PrefixError(f"expected an Ouro, found {type(model).__name__}, whose prompt cannot be shared yet")
         self.model, self.group, self.loops = model, group, tuple(loops)
         self._stamp = _stamp(model)
         self._claimed: set[int] = set()

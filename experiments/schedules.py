@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from experiments import full_packed, prefix_serial
+from experiments import full_packed, full_serial, prefix_serial
 from experiments.batch import Group
 from experiments.family import LoopedModel
 from experiments.objective import Objective
@@ -28,6 +28,7 @@ class Schedule(Protocol):
 
 
 SCHEDULES: Mapping[str, Schedule] = {
+    "full-serial": full_serial.accumulate,
     "full-packed": full_packed.accumulate,
     "prefix-serial": prefix_serial.accumulate,
 }

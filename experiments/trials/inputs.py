@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments import dense_oracle, ouro
+from experiments import dense_oracle, families
 from experiments.batch import Group, Response
 from experiments.errors import ExperimentError
 from experiments.family import LoopedModel
@@ -98,8 +98,8 @@ def count(place: str, values: Mapping[str, object], key: str) -> int:
 
 def prepare(setting: Setting) -> Inputs:
     """Load the model, draw the group and evaluate the oracle; takes far longer than one update."""
-    model = ouro.load(setting.checkpoint, DTYPES[setting.dtype], setting.device)
-    exact = ouro.load(setting.checkpoint, DTYPES[setting.dtype]).to(torch.float64)
+    model = families.load(setting.checkpoint, DTYPES[setting.dtype], setting.device)
+    exact = families.load(setting.checkpoint, DTYPES[setting.dtype]).to(torch.float64)
     group = _draw_group(exact, setting)
     objective = published(setting.supervision)
     oracle = dense_oracle.evaluate(exact, group, objective)
@@ -114,14 +114,14 @@ def prepare(setting: Setting) -> Inputs:
     )
 
 
-def _draw_group(exact: ouro.Ouro, setting: Setting) -> Group:
+def _draw_group(exact: LoopedModel, setting: Setting) -> Group:
     """Draw tokens and rewards from the seed; advantages are the group's standardised rewards, one a response.
 
     The reference policy is the same model with its head scaled down; constants are rounded to the trial's dtype
     before anybody uses them, so that oracle and schedules read the same numbers.
     """
     generator = torch.Generator("cpu").manual_seed(setting.seed)
-    shape, vocabulary = (setting.responses, setting.response_tokens), exact.config.vocabulary
+    shape, vocabulary = (setting.responses, setting.response_tokens), exact.head_VC.shape[0]
     prompt_P = torch.randint(vocabulary, (setting.prompt_tokens,), generator=generator)
     tokens_GD = torch.randint(vocabulary, shape, generator=generator)
     rewards_G = torch.rand(setting.responses, generator=generator, dtype=torch.float64)

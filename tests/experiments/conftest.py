@@ -10,6 +10,9 @@ from torch import Tensor
 
 from experiments import ouro
 from experiments.batch import Group, Response
+from experiments.family import LoopedModel
+from experiments.latent import GivenLatent, Latent, PositionLatent
+from experiments.toys import toy
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -35,7 +38,9 @@ def reference() -> Callable[[str], tuple[dict[str, Tensor], Group]]:
         expected = load_file(REFERENCE / name / "expected.safetensors")
         lengths = expected["response_lengths"].tolist()
         columns = (expected[key].split(lengths) for key in ("responses", "advantages", "reference_log_probs"))
-        return expected, Group(expected["prompt"], tuple(map(Response, *columns)))
+        latent = GivenLatent(expected["initial_state"]) if "initial_state" in expected else None
+        responses = tuple(Response(*parts, latent) for parts in zip(*columns, strict=True))
+        return expected, Group(expected["prompt"], responses)
 
     return read
 
@@ -72,7 +77,9 @@ def small_model() -> Callable[..., ouro.Ouro]:
 def small_group() -> Callable[..., Group]:
     """Return random groups over 13 tokens with the given response lengths."""
 
-    def make(lengths: tuple[int, ...] = (3, 0, 1, 5, 2), prompt: int = 4, seed: int = 3) -> Group:
+    def make(
+        lengths: tuple[int, ...] = (3, 0, 1, 5, 2), prompt: int = 4, seed: int = 3, latent: Latent | None = None
+    ) -> Group:
         generator = torch.Generator().manual_seed(seed)
 
         def response(length: int) -> Response:
@@ -80,8 +87,28 @@ def small_group() -> Callable[..., Group]:
                 torch.randint(13, (length,), generator=generator),
                 torch.rand(length, generator=generator, dtype=torch.float64) * 2 - 1,
                 torch.rand(length, generator=generator, dtype=torch.float64) - 3,
+                latent,
             )
 
         return Group(torch.randint(13, (prompt,), generator=generator), tuple(map(response, lengths)))
+
+    return make
+
+
+@pytest.fixture(params=["ouro", "nanbeige", "huginn"])
+def family(request: pytest.FixtureRequest) -> str:
+    """Each family in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def case(family: str, small_group: Callable[..., Group]) -> Callable[..., tuple[LoopedModel, Group]]:
+    """Return a toy of the family and a group that it can run."""
+
+    def make(
+        lengths: tuple[int, ...] = (3, 0, 1, 5, 2), dtype: torch.dtype = torch.float64, **group: int
+    ) -> tuple[LoopedModel, Group]:
+        latent = PositionLatent(17) if family == "huginn" else None
+        return toy(family, dtype=dtype), small_group(lengths, latent=latent, **group)
 
     return make

@@ -143,7 +143,7 @@ def test_a_wrong_gradient_shows(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schedule": "magic"}, "schedule: expected one of full-packed"),
+        ({"schedule": "magic"}, "schedule: expected one of full-serial, full-packed"),
         ({"microbatch": 0}, "microbatch: expected a positive integer"),
         ({"prompt": 0}, "prompt: expected a positive integer"),
         ({"responses": True}, "responses: expected a positive integer"),

@@ -7,10 +7,12 @@ from experiments.exactness import FP32_GATE, FP32_PAIR_GATE, FP64_GATE, compare
 from experiments.objective import Mean, Objective, Supervision, published
 from experiments.prefix import (
     ParametersChangedError,
+    PrefixError,
     PrefixFinishedError,
     ResponseCoverageError,
     SharedPrefix,
 )
+from experiments.toys import toy
 
 ALL = published(Supervision.ALL_LOOPS)
 ROUNDED_FP64_GATE = exactness.Gate(1e-6, 1e-6)
@@ -225,3 +227,7 @@ class TestRefusals:
         shared.model.model.norm.weight.data = shared.model.model.norm.weight.data.clone()
         with pytest.raises(ParametersChangedError, match=r"found changes in model\.norm\.weight$"):
             shared.finish()
+
+    def test_another_family(self, small_group):
+        with pytest.raises(PrefixError, match="Nanbeige, whose prompt cannot be shared yet"):
+            SharedPrefix(toy("nanbeige"), small_group(), (0, 1))
