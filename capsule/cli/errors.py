@@ -14,33 +14,29 @@ from typing import NoReturn
 from capsule.core.errors import CapsuleError, MachineError
 
 BUG_EXIT_CODE = 70
-
-
-class StoppedError(KeyboardInterrupt):
-    """The process was asked to end by another signal than an interrupt; everything ends in order all the same."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise StoppedError(number)
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def guarded(arguments: Sequence[str]) -> int:
-    """Run the command line; every failure becomes `capsule: error: …` and a code, never a traceback."""
-    wants_json = "--json" in arguments
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Run the command line; every failure becomes `capsule: error: …` and a code, never a traceback.
+
+    SIGTERM and SIGHUP end everything in the order in which an interrupt does; the exit code names the signal.
+    """
+    received = [signal.SIGINT]
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        received.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        return _called(arguments, wants_json)
-    except KeyboardInterrupt as stopped:
-        number = stopped.number if isinstance(stopped, StoppedError) else signal.SIGINT
-        _say("interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}", None)
-        return 128 + number
+        code = _called(arguments, "--json" in arguments)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return 128 + received[-1] if code == INTERRUPTED else code
 
 
 def _called(arguments: Sequence[str], wants_json: bool) -> int:
@@ -56,10 +52,8 @@ def _called(arguments: Sequence[str], wants_json: bool) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own errors, wherever Typer keeps click
             return _usage(error, wants_json)
-        if isinstance(error.__context__, KeyboardInterrupt):  # which Typer turns into an error of its own
-            raise error.__context__ from None
-        if type(error).__name__ == "Exit":
-            return int(getattr(error, "exit_code", 0))
+        if type(error).__name__ in ("Exit", "Abort"):
+            return int(getattr(error, "exit_code", INTERRUPTED))
         return _bug(error)
     return code if isinstance(code, int) else 0
 
