@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Capsule
-from tests.study import make_study
+from tests.study import TRIAL, make_study
 
 
 @pytest.fixture
@@ -123,3 +123,40 @@ def test_a_refuted_hypothesis_is_a_success_of_the_tool(capsule: Capsule, tmp_pat
     assert said.code == 0
     assert json.loads(said.out)["outcome"] == "refuted"
     assert capsule("verify", file, "--fail-on-outcome").code == 1
+
+
+def test_secrets_never_reach_the_capsule(capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token in the environment that a trial prints is in no member; what was redacted where is listed."""
+    secret = "correct-horse-" + "battery"
+    token = "ghp_" + "x7Yz" * 9
+    monkeypatch.setenv("STUDY_API_TOKEN", secret)
+    trial = (
+        "import os\nfrom trial_base import measure as base\n"
+        "def measure(cell):\n    print('using', os.environ['STUDY_API_TOKEN'], 'gh' + 'p_' + 'x7Yz' * 9)\n"
+        "    return base(cell)\n"
+    )
+    protocol = make_study(tmp_path / "study", trial=trial)
+    (protocol.parent / "trial_base.py").write_text(TRIAL)
+    file = whole(capsule, protocol)
+    folder = tmp_path / "out"
+    assert capsule("extract", file, folder).code == 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert secret.encode() not in data, path
+            assert token.encode() not in data, path
+    assert b"[redacted]" in (folder / "3-attempts" / "a000001" / "stdout").read_bytes()
+    listed = (folder / "3-attempts" / "a000001" / "redactions.jsonl").read_text().splitlines()
+    assert len(listed) == 8
+
+
+def test_a_repository_of_twenty_thousand_files_freezes(capsule: Capsule, tmp_path: Path) -> None:
+    """Size is no obstacle: 20,000 files are frozen, and freezing again finds them equal."""
+    protocol = make_study(tmp_path / "study")
+    for folder in range(100):
+        (protocol.parent / f"d{folder:02d}").mkdir()
+        for number in range(200):
+            (protocol.parent / f"d{folder:02d}" / f"f{number:03d}.txt").write_bytes(b"%d %d\n" % (folder, number))
+    said = json.loads(capsule("freeze", protocol, "--json").out)
+    assert said["sources"] == 20_002
+    assert json.loads(capsule("freeze", protocol, "--json").out)["written"] is False
