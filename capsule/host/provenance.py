@@ -23,8 +23,8 @@ from capsule.core.canonical import join_lines, parse_strict
 from capsule.core.digest import digest_of, hex_of, is_digest
 from capsule.core.errors import MalformedError
 from capsule.core.manifest import SourceEntry
+from capsule.core.paths import path_bytes, resolve
 from capsule.host.environment import RecordedFile, matches_record, recorded_files
-from capsule.host.source import path_bytes, resolve
 
 Origin = Literal["source", "distribution", "stdlib", "tool", "unknown"]
 

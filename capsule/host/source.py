@@ -4,9 +4,6 @@ Scope is what git tracks or could track (everything that no `.gitignore` names) 
 else every file below the root; then the include and exclude patterns narrow it. The product's own outputs, `.git` and
 the interpreter's `__pycache__` are never in scope. Nothing here depends on time, place, host, locale or umask: the
 same files give the same entries on any machine.
-
-Patterns are shell-style and match the whole path from the root: `*`, `?` and `[…]` stay within one folder, `**` spans
-any number of folders, and a pattern that matches a folder covers everything below it (`data`, `data/`, `**/*.csv`).
 """
 
 from __future__ import annotations
@@ -17,34 +14,30 @@ import os
 import re
 import stat
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 from unicodedata import normalize
 
 from capsule.core.digest import PREFIX, digest_of
-from capsule.core.errors import CapsuleError, DriftError, MachineError, MalformedError, RefusedError
+from capsule.core.errors import RefusedError
 from capsule.core.manifest import SourceEntry
+from capsule.core.paths import path_bytes, path_text, resolve, shown
 from capsule.core.protocol import Sources
 from capsule.core.redact import is_secret_file, token_kind
 from capsule.host import git
+from capsule.host.patterns import compile_patterns
+from capsule.host.tree import GONE, OPEN, Folders, changed, kind_words, read_error, walk
 
-HEX = "hex:"
-LINKS_MAX = 40
 FILE_BYTES_MAX = 16 * 2**30
 BLOCK_BYTES = 2**20
 SECRET_CONTENT_BYTES_MAX = 64 * 2**10
 """Files above this size are judged by their name only."""
 
-_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-_OPEN_FOLDER = _OPEN | getattr(os, "O_DIRECTORY", 0)
 _OWN_OUTPUT = re.compile(
     rb"(?:^|/)(?:\.git(?:/|\Z)|(?:\.capsule|__pycache__|[^/]*\.frozen)/|[^/]*\.capsule(?:\.sig)?\Z)"
 )
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
-"""What a look at a path says when the file is not there any more, or a folder on the way is a link."""
 _LFS = b"version https://git-lfs.github.com/spec/v1\n"
 _LFS_BYTES_MAX = 1024
 
@@ -69,74 +62,6 @@ class Drift:
 
     def __str__(self) -> str:
         return f"{self.change}: {shown(self.path)}"
-
-
-def path_text(raw: bytes) -> str:
-    """Return the written form of a path: its text, or `hex:` and its bytes where that is not UTF-8 (or begins so)."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return HEX + raw.hex()
-    return HEX + raw.hex() if text.startswith(HEX) else text
-
-
-def path_bytes(text: str) -> bytes:
-    """Return the raw bytes of a path in written form; exactly one written form stands for each.
-
-    Raises:
-        MalformedError: `hex:` is followed by something else than lower-case hexadecimal of such a path.
-    """
-    if not text.startswith(HEX):
-        return text.encode()
-    try:
-        raw = bytes.fromhex(text.removeprefix(HEX))
-    except ValueError:
-        raw = b""
-    if path_text(raw) != text:
-        raise MalformedError(f"expected `hex:` and the bytes of a path that is not UTF-8, found {text!r}")
-    return raw
-
-
-def shown(path: str | bytes) -> str:
-    """Return a path for a message: on one line, with nothing that a terminal acts upon."""
-    text = path_text(path) if isinstance(path, bytes) else path
-    return text if text.isprintable() else ascii(text)
-
-
-def compile_patterns(patterns: Sequence[str]) -> Callable[[bytes], bool]:
-    """Return a test whether a raw path matches any of the patterns; see the module's words for their meaning."""
-    if not patterns:
-        return lambda path: False
-    regex = re.compile("|".join(f"(?:{_pattern_regex(pattern)})" for pattern in patterns), re.DOTALL)
-    return lambda path: regex.match(path.decode("utf-8", "surrogateescape")) is not None
-
-
-def _pattern_regex(pattern: str) -> str:
-    parts = pattern.removeprefix("./").strip("/").split("/")
-    regex = ""
-    for index, part in enumerate(parts):
-        last = index == len(parts) - 1
-        if part == "**":
-            regex += ".+" if last else "(?:[^/]+/)*"
-        else:
-            regex += _component_regex(part) + ("" if last else "/")
-    return regex + (r"/.*\Z" if pattern.endswith("/") else r"(?:/.*)?\Z")
-
-
-def _component_regex(part: str) -> str:
-    regex = ""
-    for token in re.findall(r"\*+|\?|\[!?\]?[^\]]*\]|.", part, re.DOTALL):
-        if token[0] == "*":
-            regex += "[^/]*"
-        elif token == "?":
-            regex += "[^/]"
-        elif token[0] == "[" and len(token) > 2:
-            negated = token[1] == "!"
-            members = re.sub(r"([\\\[\]^&~|])", r"\\\1", token[1 + negated : -1])
-            regex += f"(?!/)[{'^' if negated else ''}{members}]"
-        else:
-            regex += re.escape(token)
-    return regex
 
 
 class Content(NamedTuple):
@@ -221,29 +146,6 @@ def is_own_output(path: bytes) -> bool:
     return _OWN_OUTPUT.search(path) is not None
 
 
-def walk(root: Path, skip: Callable[[bytes], bool]) -> list[bytes]:
-    """Return the raw paths of everything below `root` but folders, sorted; links to folders are not entered."""
-    top = os.fsencode(root)
-    paths: list[bytes] = []
-    pending = [b""]
-    while pending:
-        folder = pending.pop()
-        try:
-            with os.scandir(os.path.join(top, folder)) as items:  # noqa: PTH118 - pathlib has no bytes
-                for item in items:
-                    path = folder + item.name
-                    if item.is_dir(follow_symlinks=False):
-                        if not skip(path + b"/"):
-                            pending.append(path + b"/")
-                    elif not skip(path):
-                        paths.append(path)
-        except FileNotFoundError as error:
-            raise _changed(folder) from error
-        except OSError as error:
-            raise MachineError(f"cannot read the folder {shown(folder) or root}: {error.strerror}") from error
-    return sorted(paths)
-
-
 def _scope(sources: Sources) -> Callable[[bytes], bool]:
     included, excluded = compile_patterns(sources.include), compile_patterns(sources.exclude)
     everything = not sources.include
@@ -254,59 +156,6 @@ def _unmatched(include: Sequence[str], paths: list[bytes]) -> Iterator[str]:
     for pattern in include:
         if not any(map(compile_patterns([pattern]), paths)):
             yield f"the include pattern {pattern!r} matches no file in scope"
-
-
-class Folders:
-    """Opens files below a root one folder after the other, so that no link is followed on the way."""
-
-    def __init__(self, root: Path) -> None:
-        try:
-            self._root = os.open(root, _OPEN_FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
-        except OSError as error:
-            raise MachineError(f"cannot read the folder {root}: {error.strerror}") from error
-        self._parent = b""
-        self._open: list[tuple[bytes, int]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close_below(0)
-        os.close(self._root)
-
-    def enter(self, path: bytes) -> tuple[int, bytes]:
-        """Return a descriptor of the folder that holds `path` (valid until the next call) and the last name.
-
-        Raises:
-            OSError: a folder is missing or unreadable, or is a link by now (`ENOTDIR` or `ELOOP`).
-        """
-        parent, _, name = path.rpartition(b"/")
-        if parent != self._parent:
-            self._change(parent)
-        return (self._open[-1][1] if self._open else self._root), name
-
-    def _change(self, parent: bytes) -> None:
-        parts = parent.split(b"/") if parent else []
-        kept = 0
-        while kept < min(len(parts), len(self._open)) and parts[kept] == self._open[kept][0]:
-            kept += 1
-        self._close_below(kept)
-        for part in parts[kept:]:
-            above = self._open[-1][1] if self._open else self._root
-            self._open.append((part, os.open(part, _OPEN_FOLDER, dir_fd=above)))
-        self._parent = parent
-
-    def _close_below(self, kept: int) -> None:
-        self._parent = b"/"  # no path's parent, until `_change` has succeeded
-        while len(self._open) > kept:
-            os.close(self._open.pop()[1])
-
-    def open(self, path: bytes) -> int:
-        """Open a file for reading; a link is refused with `ELOOP`, and a pipe does not block."""
-        folder, name = self.enter(path)
-        return os.open(name, _OPEN, dir_fd=folder)
 
 
 def read_tree(root: Path, paths: Iterable[bytes]) -> list[SourceEntry]:
@@ -329,7 +178,7 @@ def _read_all(
             try:
                 content = _read(folders, file, warnings)
             except OSError as error:
-                raise _read_error(file.path, error) from error
+                raise read_error(file.path, error) from error
             if callable(content):
                 waiting.append(pool.submit(content))
                 results.append((file, waiting[-1]))
@@ -350,7 +199,7 @@ def _read(folders: Folders, file: git.WorkFile, warnings: list[str]) -> Content 
         if stat.S_ISDIR(before.st_mode):
             raise IsADirectoryError(errno.EISDIR, "is a folder by now")
     except OSError as error:
-        if error.errno not in _GONE or file.tracked is None:
+        if error.errno not in GONE or file.tracked is None:
             raise
         git.note_missing(file, shown(file.path), warnings)
         return None
@@ -359,7 +208,7 @@ def _read(folders: Folders, file: git.WorkFile, warnings: list[str]) -> Content 
         return _link_content(os.readlink(name, dir_fd=folder), object_format)
     if not stat.S_ISREG(before.st_mode):
         raise RefusedError(
-            f"expected a file or a link, found {_kind_words(before.st_mode)}: {shown(file.path)}",
+            f"expected a file or a link, found {kind_words(before.st_mode)}: {shown(file.path)}",
             hint="remove it, or exclude it in [sources]",
         )
     if before.st_size > FILE_BYTES_MAX:
@@ -367,7 +216,7 @@ def _read(folders: Folders, file: git.WorkFile, warnings: list[str]) -> Content 
             f"expected files up to {FILE_BYTES_MAX >> 30} GiB, found {before.st_size} bytes: {shown(file.path)}",
             hint="exclude it in [sources], and name its digest in the protocol if it matters",
         )
-    descriptor = os.open(name, _OPEN, dir_fd=folder)
+    descriptor = os.open(name, OPEN, dir_fd=folder)
     if before.st_size > BLOCK_BYTES:
         return lambda: _file_content(descriptor, before, file, object_format)
     return _file_content(descriptor, before, file, object_format)
@@ -391,11 +240,11 @@ def _file_content(descriptor: int, before: os.stat_result, file: git.WorkFile, o
                 break
         after = os.fstat(descriptor)
     except OSError as error:
-        raise _read_error(file.path, error) from error
+        raise read_error(file.path, error) from error
     finally:
         os.close(descriptor)
     if left or _identity(before) != _identity(after):
-        raise _changed(file.path)
+        raise changed(file.path)
     blob = git_hasher.hexdigest() if git_hasher else None
     notes, secret = _judged(first, size, file, blob)
     mode: Literal["0644", "0755"] = "0755" if before.st_mode & stat.S_IXUSR else "0644"
@@ -520,35 +369,6 @@ def _refuse_secrets(contents: list[tuple[git.WorkFile, Content]], allowed: Seque
         )
 
 
-def resolve(path: bytes, links: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the path within the tree that `path` leads to through the tree's own links.
-
-    None means that it leaves the tree: an absolute target, a `..` above the root, or a loop. `links` maps the path of
-    each link to its target; nothing is looked up on disk.
-    """
-    pending = path.split(b"/")[::-1]
-    resolved: list[bytes] = []
-    followed = 0
-    while pending:
-        part = pending.pop()
-        if part in (b"", b"."):
-            continue
-        if part == b"..":
-            if not resolved:
-                return None
-            resolved.pop()
-            continue
-        resolved.append(part)
-        target = links.get(b"/".join(resolved))
-        if target is not None:
-            followed += 1
-            if target.startswith(b"/") or followed > LINKS_MAX:
-                return None
-            resolved.pop()
-            pending.extend(target.split(b"/")[::-1])
-    return b"/".join(resolved)
-
-
 def _folding(paths: list[bytes], warnings: list[str]) -> dict[bytes, list[bytes]]:
     """Return, per path, the others that are equal to it after NFC and case folding; warn of folders that fold."""
     spelled: dict[str, set[bytes]] = defaultdict(set)
@@ -569,25 +389,3 @@ def _folded(path: bytes) -> str:
     if path.isascii():
         return path.decode().lower()
     return normalize("NFC", normalize("NFC", path.decode("utf-8", "surrogateescape")).casefold())
-
-
-def _kind_words(mode: int) -> str:
-    kinds = {
-        stat.S_IFIFO: "a named pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "something else")
-
-
-def _changed(path: bytes) -> DriftError:
-    return DriftError(
-        f"{shown(path) or 'the root'} changed while it was read", hint="stop what is writing there, then try again"
-    )
-
-
-def _read_error(path: bytes, error: OSError) -> CapsuleError:
-    if error.errno in (*_GONE, errno.ENXIO, errno.EINVAL):
-        return _changed(path)
-    return MachineError(f"cannot read {shown(path)}: {error.strerror}", hint="check its permissions, or exclude it")

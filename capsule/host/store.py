@@ -27,9 +27,11 @@ from typing import BinaryIO, Self
 from capsule.core.digest import PREFIX, hex_of
 from capsule.core.errors import BrokenError, DriftError, IncompleteError, MachineError, MalformedError, RefusedError
 from capsule.core.manifest import SourceEntry
+from capsule.core.paths import path_bytes, path_text, shown
 from capsule.host import git
 from capsule.host.durable import sync_directory
-from capsule.host.source import Drift, Folders, compare, path_bytes, path_text, read_tree, shown, walk
+from capsule.host.source import Drift, compare, read_tree
+from capsule.host.tree import Folders, walk
 
 BLOCK_BYTES = 2**20
 SYNCS_AT_ONCE = 8

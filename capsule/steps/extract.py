@@ -15,7 +15,7 @@ from pathlib import Path
 from capsule.archive.reader import Chunk, MemberEnd, MemberStart, walk
 from capsule.core.errors import BrokenError, MachineError, RefusedError
 from capsule.core.manifest import read_sources
-from capsule.host.source import path_bytes
+from capsule.core.paths import path_bytes
 from capsule.steps.show import member, members
 from capsule.steps.verify import open_capsule
 

@@ -14,19 +14,10 @@ from hypothesis import strategies as st
 
 from capsule.core.errors import DriftError, MachineError, MalformedError, RefusedError
 from capsule.core.manifest import SourceEntry, read_sources, sources_bytes
+from capsule.core.paths import path_bytes, path_text, resolve, shown
 from capsule.core.protocol import Sources
-from capsule.host.source import (
-    Drift,
-    Scan,
-    compare,
-    compile_patterns,
-    is_own_output,
-    path_bytes,
-    path_text,
-    resolve,
-    scan_sources,
-    shown,
-)
+from capsule.host.patterns import compile_patterns
+from capsule.host.source import Drift, Scan, compare, is_own_output, scan_sources
 
 
 def scan(root: Path, **sources: tuple[str, ...]) -> Scan:
