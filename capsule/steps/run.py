@@ -134,9 +134,9 @@ def run(request: Request, display: Display) -> Ran:
     choices = request.gpus or ((request.device,) if request.device and request.device != "any" else ())
     devices = find_devices(budget.device, choices, budget.devices)
     this = _Run(request, workspace, generation, devices, Ledger(workspace.ledger, workspace.head), display)
+    _check(this)
     if request.dry_run:
         return _ran(this, standing(workspace, generation))
-    _check(this)
     _open_ledger(this)
     for settlement in settle_open(workspace, wait=request.wait):
         display.note(f"{settlement.attempt}: {settlement.words}")
@@ -164,7 +164,6 @@ def _generation(workspace: Workspace, request: Request) -> Generation:
 
 def _check(this: _Run) -> None:
     """Compare what was frozen with what is here, before anything is reserved."""
-    budget = this.generation.manifest.protocol.budget
     if not this.request.from_frozen and this.generation.number:
         check_drift(this.workspace, this.generation)
     manifest = this.generation.manifest
@@ -175,10 +174,6 @@ def _check(this: _Run) -> None:
         raise DriftError(
             f"expected the frozen environment, found: {'; '.join(mismatches)}",
             hint="use the environment that the protocol requires, or amend it",
-        )
-    if budget.not_after and datetime.fromisoformat(budget.not_after) < datetime.fromisoformat(read_clock().realtime):
-        raise RefusedError(
-            f"expected to run before {budget.not_after}, found it past", hint="the protocol says not_after"
         )
 
 
@@ -226,16 +221,26 @@ def _to_run(this: _Run, now: Standing) -> Iterator[Process]:
             yield next(process for process in processes(now.cells) if process.cells)
         return
     while todo := remaining(this.generation.manifest, now.cells, now.account):
-        failing = failing_stop_gate(
-            this.generation.manifest, final_rows(this.generation.manifest, now.cells, now.account, now.journals)
-        )
-        if failing is not None:
-            gate, row = failing
-            this.stopped = f"gate {gate.name} failed in cell {row.cell.cell}, and its failure stops the experiment"
-            _refuse(this, todo[0], "gate", this.stopped)
+        refusal = _refusal(this, now)
+        if refusal is not None:
+            reason, this.stopped = refusal
+            _refuse(this, todo[0], reason, this.stopped)
             return
         yield todo[0]
         now = standing(this.workspace, this.generation)
+
+
+def _refusal(this: _Run, now: Standing) -> tuple[str, str] | None:
+    """Return why the frozen rules let nothing more start, as a word and in words: a stop gate, or the time."""
+    manifest = this.generation.manifest
+    failing = failing_stop_gate(manifest, final_rows(manifest, now.cells, now.account, now.journals))
+    if failing is not None:
+        gate, row = failing
+        return "gate", f"gate {gate.name} failed in cell {row.cell.cell}, and its failure stops the experiment"
+    until = manifest.protocol.budget.not_after
+    if until and datetime.fromisoformat(until) < datetime.fromisoformat(read_clock().realtime):
+        return "not_after", f"the protocol allows no attempt after {until}"
+    return None
 
 
 def _reservation(this: _Run, process: Process) -> Reserved:

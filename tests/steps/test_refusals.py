@@ -194,3 +194,24 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half_written(capsule: Capsule,
     assert "capsule: error:" in said.stderr
     assert not list(protocol.parent.glob("study.frozen/*"))
     assert capsule("freeze", protocol).code == 0
+
+
+def test_nothing_starts_after_the_frozen_time(capsule: Capsule, tmp_path: Path) -> None:
+    """Past `not_after` the run is refused, and what was not run says why."""
+    changes = {"device_seconds = 200": "device_seconds = 200\nnot_after = 2020-01-31T12:00:00Z"}
+    protocol = make_study(tmp_path / "s", changes=changes)
+    assert capsule("freeze", protocol).code == 0
+    said = capsule("run", protocol)
+    assert said.code == 4
+    assert "2020-01-31T12:00:00Z" in said.out
+    assert capsule("pack", protocol).code == 0
+    results = json.loads(capsule("show", protocol.with_suffix(".capsule"), "7-results/results.json").out)
+    assert results["reasons"] == {"not_run: not_after": 8}
+
+
+def test_a_time_without_its_offset_is_refused(capsule: Capsule, tmp_path: Path) -> None:
+    """A naive time means another moment elsewhere."""
+    changes = {"device_seconds = 200": "device_seconds = 200\nnot_after = 2020-01-31T12:00:00"}
+    said = capsule("freeze", make_study(tmp_path / "s", changes=changes))
+    assert said.code == 2
+    assert "not_after" in said.err
