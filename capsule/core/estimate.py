@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal
+
+_THIRTY_DIGITS = Context(prec=30)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,16 @@ def start_value(rule: str, numerator: Sequence[float], denominator: Sequence[flo
         return found if math.isfinite(found) else None
     if min(*numerator, *denominator) <= 0:
         return None
-    return mean([math.log(value) for value in numerator]) - mean([math.log(value) for value in denominator])
+    return mean([logarithm(value) for value in numerator]) - mean([logarithm(value) for value in denominator])
+
+
+def logarithm(value: float) -> float:
+    """Return the natural logarithm, rounded from thirty digits, the same on every platform.
+
+    Libraries of mathematics differ in the last place, which is all that is left of the difference of two logarithms
+    that are nearly equal.
+    """
+    return float(_THIRTY_DIGITS.ln(Decimal(value)))
 
 
 def interval(values: Sequence[float], level: float) -> Interval | None:
@@ -52,8 +64,8 @@ def interval(values: Sequence[float], level: float) -> Interval | None:
     largest = max(map(abs, deviations))
     if math.isinf(largest):
         return None
-    scale = 2.0 ** (math.frexp(largest)[1] - 1) if largest else 1.0  # squares then neither overflow nor vanish
-    scaled = math.fsum((deviation / scale) ** 2 for deviation in deviations)
+    scale = math.ldexp(1, math.frexp(largest)[1] - 1) if largest else 1.0  # squares then neither overflow nor vanish
+    scaled = math.fsum((deviation / scale) * (deviation / scale) for deviation in deviations)
     error = scale * math.sqrt(scaled / (n - 1) / n)
     half = t_quantile(0.5 + level / 2, n - 1) * error
     found = Interval(middle, middle - half, middle + half, error)

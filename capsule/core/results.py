@@ -153,40 +153,51 @@ def text(value: float | int) -> str:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else repr(float(value))
 
 
-def agree(packed: Any, derived: Any, at: str = "results") -> Iterator[str]:
+def agree(packed: Any, derived: Any, at: str = "results", scale: float = 0.0) -> Iterator[str]:
     """Yield every place where two results differ; numbers may differ by 1e-12, which libraries of mathematics do.
 
-    Only computed numbers may, written as `text` writes them: names, counts and digests are equal or differ.
+    Only computed numbers may, written as `text` writes them: names, counts and digests are equal or differ. An end of
+    an interval may be a small difference of large numbers, so within an estimate `scale` is the largest of these.
     """
     if isinstance(packed, dict) and isinstance(derived, dict):
+        scale = max(scale, _magnitude(derived))
         for key in sorted(packed.keys() | derived.keys()):
             if key not in packed or key not in derived:
                 yield f"{at}.{key}: expected {'no such key' if key in packed else 'this key'}"
             else:
-                yield from agree(packed[key], derived[key], f"{at}.{key}")
+                yield from agree(packed[key], derived[key], f"{at}.{key}", scale)
     elif isinstance(packed, list) and isinstance(derived, list):
         if len(packed) != len(derived):
             yield f"{at}: expected {len(derived)} entries, found {len(packed)}"
         for index, (left, right) in enumerate(zip(packed, derived, strict=False)):
-            yield from agree(left, right, f"{at}[{index}]")
-    elif packed != derived and not _close(packed, derived, at.rpartition(".")[2]):
+            yield from agree(left, right, f"{at}[{index}]", scale)
+    elif packed != derived and not _close(packed, derived, at.rpartition(".")[2], scale):
         yield f"{at}: expected {derived} from the records, found {packed}"
 
 
-def _close(packed: Any, derived: Any, key: str) -> bool:
+def _magnitude(derived: dict[str, Any]) -> float:
+    """Return the largest magnitude of an estimate's interval; 0 for anything else."""
+    ends = [derived.get("low"), derived.get("high")]
+    return max((abs(float(end)) for end in ends if isinstance(end, str)), default=0.0)
+
+
+def _close(packed: Any, derived: Any, key: str, scale: float) -> bool:
     if not isinstance(packed, str) or not isinstance(derived, str):
         return False
     if key == "reason":
         left, right = packed.split(" "), derived.split(" ")
+        if right[0] == "interval":
+            scale = _magnitude({"low": right[1], "high": right[3]})
         return len(left) == len(right) and all(
-            one == other or _close(one, other, "value") for one, other in zip(left, right, strict=True)
+            one == other or _close(one, other, "value", scale) for one, other in zip(left, right, strict=True)
         )
     try:
         before, after = float(packed), float(derived)
     except ValueError:
         return False
     spelled = (text(before), text(after)) == (packed, derived)
-    return key in NUMBERS and spelled and math.isclose(before, after, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-300)
+    absolute = max(scale * RELATIVE_TOLERANCE, 1e-300)
+    return key in NUMBERS and spelled and math.isclose(before, after, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
 
 
 def _judge(gate: Gate, row: Row) -> bool | None:
