@@ -36,7 +36,7 @@ def test_an_honest_ledger_has_no_faults() -> None:
 
 
 @given(st.integers(0, len(LEDGER) * 8 - 1))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_flipped_bit_is_seen(bit: int) -> None:
     """L-01 L-02: no bit of a ledger can be changed without a fault or another head."""
     data = bytearray(LEDGER)

@@ -57,7 +57,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 @given(histories())
-@settings(max_examples=120)
+@settings(max_examples=80)
 def test_every_planned_cell_has_exactly_one_final_row(history: History) -> None:
     """R-08: whatever happened, the final rows are the planned cells, in their order, each once."""
     rows = rows_of(history)
@@ -74,7 +74,7 @@ def test_every_planned_cell_has_exactly_one_final_row(history: History) -> None:
 
 
 @given(histories())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_what_remains_is_what_has_no_final_row(history: History) -> None:
     """R-08: a process is still to run exactly while its cells are `not_run`; a durable row is never run again."""
     rows = rows_of(history)
@@ -83,7 +83,7 @@ def test_what_remains_is_what_has_no_final_row(history: History) -> None:
 
 
 @given(histories())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_the_table_holds_every_row_once(history: History) -> None:
     """R-09: the table has a final row for every cell, and every row that a journal holds, exactly once."""
     journals = history.read_journals()
