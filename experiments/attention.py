@@ -1,10 +1,17 @@
-"""Causal attention: over a packed row of independent segments, and of a suffix behind a shared prefix."""
+"""Causal attention: over a packed row of independent segments, of suffixes behind a shared prefix, along a tree.
+
+Each rule has a plain form on torch's own scaled dot product; the fused form must agree with it.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from experiments import flash
+from experiments.family import Attend
 
 
 def dot_product(
@@ -51,20 +58,112 @@ class SegmentedCausal:
 
 
 class PrefixedCausal:
-    """Each suffix token sees the whole prefix, itself and the earlier suffix tokens.
+    """Each suffix token sees the whole prefix, itself and the earlier tokens of its own suffix: the plain form.
 
-    `keys` and `values` hold one [P, K, E] tensor a call, rotated already; they may be wider than the suffix's dtype,
-    in which case their gradients accumulate in the wider one.
+    `keys` and `values` hold one [P, K, E] tensor a call, rotated already. One masked softmax over [prefix; suffixes]:
+    right in every dtype and on every device, and quadratic in the rows of all suffixes together.
     """
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], length: int) -> None:
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], lengths: Sequence[int]) -> None:
         self.keys, self.values = keys, values
-        prefix = keys[0].shape[0]
-        self.mask = torch.ones(length, prefix + length, dtype=torch.bool, device=keys[0].device).tril(prefix)
+        self.mask = suffix_mask(keys[0].shape[0], lengths, keys[0].device)
 
     def __call__(self, call: int, query_THE: Tensor, key_TKE: Tensor, value_TKE: Tensor) -> Tensor:
-        """Attend to the call's own prefix keys and values, followed by the suffix's."""
-        key = torch.cat((self.keys[call].to(key_TKE.dtype), key_TKE))
-        value = torch.cat((self.values[call].to(value_TKE.dtype), value_TKE))
+        """Attend to the call's own prefix keys and values, followed by the suffixes'."""
+        key = torch.cat((self.keys[call], key_TKE))
+        value = torch.cat((self.values[call], value_TKE))
         mixed = dot_product(query_THE.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask=self.mask)
         return mixed.squeeze(0)
+
+
+def suffix_mask(prefix: int, lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Return which of [prefix; suffixes] each suffix row sees, boolean [R, prefix + R]."""
+    owner_R = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    rows = owner_R.shape[0]
+    own = (owner_R[:, None] == owner_R) & torch.ones(rows, rows, dtype=torch.bool).tril()
+    return torch.cat((torch.ones(rows, prefix, dtype=torch.bool), own), dim=1).to(device)
+
+
+class MergedPrefixed:
+    """What `PrefixedCausal` computes, by two fused kernels and one merge; the prefix is not copied for any suffix."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], lengths: Sequence[int]) -> None:
+        self.keys, self.values = keys, values
+        self.segments = flash.Segments(lengths, keys[0].device)
+
+    def __call__(self, call: int, query_THE: Tensor, key_TKE: Tensor, value_TKE: Tensor) -> Tensor:
+        """Attend to the call's own prefix keys and values, and causally within each suffix."""
+        return merged(query_THE, self.keys[call], self.values[call], key_TKE, value_TKE, self.segments)
+
+
+def prefixed(keys: Sequence[Tensor], values: Sequence[Tensor], lengths: Sequence[int]) -> Attend:
+    """Return attention of suffixes of the given lengths (each at least 1) behind a prefix; fused where it can be."""
+    kind = MergedPrefixed if flash.supports(keys[0]) else PrefixedCausal
+    return kind(keys, values, lengths)
+
+
+class TreeCausal:
+    """One packed row [prompt; suffixes]: the prompt is causal, each suffix sees the prompt and itself."""
+
+    def __init__(self, prompt: int, lengths: Sequence[int]) -> None:
+        self.prompt, self.lengths = prompt, list(lengths)
+        self._segments: flash.Segments | None = None
+
+    def __call__(self, call: int, query_THE: Tensor, key_TKE: Tensor, value_TKE: Tensor) -> Tensor:
+        """Attend along the tree; every call follows the same rule."""
+        prompt, packed = self.prompt, (query_THE, key_TKE, value_TKE)
+        trunk = dot_product(*(part[:prompt].unsqueeze(0) for part in packed), causal=True).squeeze(0)
+        if not self.lengths:
+            return trunk
+        query, key, value = (part[prompt:] for part in packed)
+        if flash.supports(query_THE):
+            self._segments = self._segments or flash.Segments(self.lengths, query_THE.device)
+            branches = merged(query, key_TKE[:prompt], value_TKE[:prompt], key, value, self._segments)
+        else:
+            branches = PrefixedCausal([key_TKE[:prompt]], [value_TKE[:prompt]], self.lengths)(0, query, key, value)
+        return torch.cat((trunk, branches))
+
+
+def merged(
+    query_RHE: Tensor,
+    prefix_key_PKE: Tensor,
+    prefix_value_PKE: Tensor,
+    key_RKE: Tensor,
+    value_RKE: Tensor,
+    segments: flash.Segments,
+) -> Tensor:
+    """Return one softmax over [prefix; own suffix so far], [R, H, E], with gradients of first order for everything."""
+    parts = (query_RHE, prefix_key_PKE, prefix_value_PKE, key_RKE, value_RKE)
+    if query_RHE.is_cuda:
+        parts = tuple(part.contiguous() for part in parts)  # type: ignore[assignment]
+    out: Tensor = _Merged.apply(*parts, segments)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Merged(torch.autograd.Function):
+    """Two fused attentions and one softmax.
+
+    Autograd through the merge would differentiate each part as if its own log-sum-exp were constant. Here the fused
+    backward of each part is called with the merged output and log-sum-exp instead: its probabilities are then those
+    of the whole softmax, query gradients add up, and prefix gradients come out summed over all suffixes.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, prefix_key: Tensor, prefix_value: Tensor, key: Tensor, value: Tensor, segments: Any
+    ) -> Tensor:
+        behind = flash.whole(query, prefix_key, prefix_value)
+        own = flash.causal(query, key, value, segments)
+        out, lse = flash.merge(*behind, *own)
+        ctx.save_for_backward(query, prefix_key, prefix_value, key, value, out, lse)
+        ctx.segments = segments
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, prefix_key, prefix_value, key, value, out, lse = ctx.saved_tensors
+        grad = grad.contiguous() if grad.is_cuda else grad
+        by_prefix, *prefix = flash.whole_backward(grad, query, prefix_key, prefix_value, out, lse)
+        by_own, *own = flash.causal_backward(grad, query, key, value, out, lse, ctx.segments)
+        return by_prefix + by_own, *prefix, *own, None

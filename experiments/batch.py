@@ -3,6 +3,7 @@
 All tensors are inputs, never differentiated. A group is checked once, here; schedules trust it.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,14 +19,28 @@ class BatchError(ExperimentError):
     """A prompt or response whose tensors do not belong together."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a response was sampled from: the prompt's `digest`, the policy's version and the number of loops."""
+
+    prompt_digest: str
+    policy_version: str
+    depth: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """One sampled response; may be empty. `latent` is for families that start from one, and none for others."""
+    """One sampled response; may be empty.
+
+    `latent` is for families that start from one, and none for others. An `origin`, where there is one, is compared
+    with the group and the model before anything runs.
+    """
 
     tokens_D: Tensor
     advantages_D: Tensor
     reference_log_probs_D: Tensor
     latent: Latent | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         if self.tokens_D.ndim != 1 or self.tokens_D.dtype != torch.int64:
@@ -72,10 +87,16 @@ class Group:
                     response.advantages_D.to(device),
                     response.reference_log_probs_D.to(device),
                     response.latent,
+                    response.origin,
                 )
                 for response in self.responses
             ),
         )
+
+
+def digest(tokens_T: Tensor) -> str:
+    """Return a short name for a row of tokens: the first 16 digits of the SHA-256 of its values as int64."""
+    return hashlib.sha256(tokens_T.detach().cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def microbatches(count: int, size: int) -> list[range]:

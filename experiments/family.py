@@ -15,7 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Attend(Protocol):
@@ -52,9 +54,30 @@ class LoopedModel(nn.Module, ABC):
         attend: Attend,
         loops: Sequence[int],
         latent_TC: Tensor | None = None,
+        *,
+        rematerialise: bool = False,
     ) -> list[Tensor]:
         """Return the state that the head reads after each of the given loops (from 0, ascending), each [T, C].
 
         `tokens_T` and `positions_T` are int64 and share one shape: [T] packed or [B, T] dense. `latent_TC` has that
         shape too, for a family that takes one; raises LatentError where it is missing, or given to another family.
+        With `rematerialise` each call keeps its input alone and runs again in the backward pass.
         """
+
+
+class Call(Protocol):
+    """One physical layer."""
+
+    def __call__(self, x_TC: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, call: int) -> Tensor:
+        """Return [T, C]."""
+        ...
+
+
+def run_call(
+    layer: Call, x_TC: Tensor, turn: tuple[Tensor, Tensor], attend: Attend, call: int, rematerialise: bool
+) -> Tensor:
+    """Run a layer; to rematerialise it is to ask `attend` for the same call a second time, in the backward pass."""
+    if not rematerialise or not torch.is_grad_enabled():
+        return layer(x_TC, turn, attend, call)
+    out: Tensor = checkpoint(layer, x_TC, turn, attend, call, use_reentrant=False, preserve_rng_state=False)
+    return out

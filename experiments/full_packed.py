@@ -11,13 +11,20 @@ from torch import Tensor
 
 from experiments.attention import SegmentedCausal
 from experiments.batch import Group, Response, latent_rows, microbatches
+from experiments.contract import PLAIN, Contract, Options
 from experiments.family import LoopedModel
-from experiments.objective import Objective
+from experiments.objective import Loss
+from experiments.prefix import Wave
 from experiments.readout import Scores, score
 
 
 def score_responses(
-    model: LoopedModel, prompt_P: Tensor, responses: Sequence[Response], loops: Sequence[int]
+    model: LoopedModel,
+    prompt_P: Tensor,
+    responses: Sequence[Response],
+    loops: Sequence[int],
+    *,
+    rematerialise: bool = False,
 ) -> Scores:
     """Return the scores of all tokens of some non-empty responses, in order, from one packed forward pass.
 
@@ -30,28 +37,33 @@ def score_responses(
     positions_T = torch.cat([places_T[:length] for length in lengths])
     rows_N = torch.cat([places[prompt - 1 :] for places in torch.split(places_T, lengths)])
     latent_TC = latent_rows(model, prompt, responses, [(0, length) for length in lengths])
-    states = model.readout_states(tokens_T, positions_T, SegmentedCausal(lengths), loops, latent_TC)
+    attend = SegmentedCausal(lengths)
+    states = model.readout_states(tokens_T, positions_T, attend, loops, latent_TC, rematerialise=rematerialise)
     targets_N = torch.cat([response.tokens_D for response in responses])
     return score([state_TC[rows_N] for state_TC in states], model.head_VC, targets_N)
 
 
 def accumulate(
-    model: LoopedModel, group: Group, weights: Sequence[Tensor], objective: Objective, *, microbatch: int
+    model: LoopedModel,
+    group: Group,
+    weights: Sequence[Tensor],
+    objective: Loss,
+    *,
+    microbatch: int,
+    options: Options = PLAIN,
 ) -> Tensor:
     """Add the group's gradient to the parameters' `.grad` and return its detached loss, a scalar.
 
     `weights` is the group's part of the logical batch's token weights; at most `microbatch` responses run at once.
     """
-    loops = objective.supervised_loops(model.loops)
+    contract, loops = Contract(model, group, options), objective.supervised_loops(model.loops)
     total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    pairs = list(zip(group.responses, weights, strict=True))
-    for part in microbatches(len(pairs), microbatch):
-        filled = [pairs[index] for index in part if len(pairs[index][0])]
-        if not filled:
-            continue
-        responses, slices = zip(*filled, strict=True)
-        scores = score_responses(model, group.prompt_P, responses, loops)
-        loss = objective.loss(scores, responses, slices, model.loops)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
+    for part in microbatches(len(group.responses), microbatch):
+        covered = [(contract.claim(index), weights[index]) for index in part]
+        filled = [pair for pair in covered if len(pair[0])]
+        if filled:
+            responses, slices = zip(*filled, strict=True)
+            scores = score_responses(model, group.prompt_P, responses, loops, rematerialise=options.rematerialise)
+            total += Wave(contract, objective.loss(scores, responses, slices, model.loops)).backward()
+    contract.finish()
     return total

@@ -7,13 +7,21 @@ from torch import Tensor
 
 from experiments.attention import dot_product
 from experiments.batch import Group, Response, latent_rows, microbatches
+from experiments.contract import PLAIN, Contract, Options
 from experiments.family import LoopedModel
-from experiments.objective import Objective
+from experiments.objective import Loss
+from experiments.prefix import Wave
 from experiments.readout import Scores, score
 
 
 def accumulate(
-    model: LoopedModel, group: Group, weights: Sequence[Tensor], objective: Objective, *, microbatch: int
+    model: LoopedModel,
+    group: Group,
+    weights: Sequence[Tensor],
+    objective: Loss,
+    *,
+    microbatch: int,
+    options: Options = PLAIN,
 ) -> Tensor:
     """Add the group's gradient to the parameters' `.grad` and return its detached loss, a scalar.
 
@@ -21,25 +29,26 @@ def accumulate(
     backward, so that `microbatch`, which must still be positive, changes nothing.
     """
     microbatches(len(group.responses), microbatch)
-    loops = objective.supervised_loops(model.loops)
+    contract, loops = Contract(model, group, options), objective.supervised_loops(model.loops)
     total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    for response, slice_D in zip(group.responses, weights, strict=True):
-        if not len(response):
-            continue
-        scores = score_response(model, group.prompt_P, response, loops)
-        loss = objective.loss(scores, [response], [slice_D], model.loops)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach()
+    for index, slice_D in enumerate(weights):
+        response = contract.claim(index)
+        if len(response):
+            scores = score_response(model, group.prompt_P, response, loops, rematerialise=options.rematerialise)
+            total += Wave(contract, objective.loss(scores, [response], [slice_D], model.loops)).backward()
+    contract.finish()
     return total
 
 
-def score_response(model: LoopedModel, prompt_P: Tensor, response: Response, loops: Sequence[int]) -> Scores:
+def score_response(
+    model: LoopedModel, prompt_P: Tensor, response: Response, loops: Sequence[int], *, rematerialise: bool = False
+) -> Scores:
     """Return the scores of one non-empty response from one pass over prompt and response."""
     tokens_T = torch.cat((prompt_P, response.tokens_D[:-1]))
     length = tokens_T.shape[0]
     latent_TC = latent_rows(model, len(prompt_P), [response], [(0, length)])
     positions_T = torch.arange(length, device=tokens_T.device)
-    states = model.readout_states(tokens_T, positions_T, causal, loops, latent_TC)
+    states = model.readout_states(tokens_T, positions_T, causal, loops, latent_TC, rematerialise=rematerialise)
     return score([state_TC[len(prompt_P) - 1 :] for state_TC in states], model.head_VC, response.tokens_D)
 
 

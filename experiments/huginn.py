@@ -25,7 +25,7 @@ from experiments.checkpoint import (
     refuse_other_families,
     refuse_other_values,
 )
-from experiments.family import Attend, LoopedModel
+from experiments.family import Attend, LoopedModel, run_call
 from experiments.latent import LatentError
 from experiments.layers import RMSNorm, Turn, rotate_adjacent, rotation
 
@@ -195,6 +195,8 @@ class Huginn(LoopedModel):
         attend: Attend,
         loops: Sequence[int],
         latent_TC: Tensor | None = None,
+        *,
+        rematerialise: bool = False,
     ) -> list[Tensor]:
         """Return ln_f(coda(ln_f(s))) after each of the given loops, each [T, C].
 
@@ -203,19 +205,30 @@ class Huginn(LoopedModel):
         if latent_TC is None or latent_TC.shape != (*tokens_T.shape, self.config.width):
             found = "none" if latent_TC is None else list(latent_TC.shape)
             raise LatentError(f"expected a latent of shape {[*tokens_T.shape, self.config.width]}, found {found}")
-        turn = rotation(positions_T, self.config.head_dim, self.config.rope_base, self.head_VC.dtype)
-        injection_TC = self.inject(tokens_T, turn, attend)
-        return self.recur(injection_TC, latent_TC, turn, attend, loops)
+        turn = self.turn(positions_T)
+        injection_TC = self.inject(tokens_T, turn, attend, rematerialise=rematerialise)
+        return self.recur(injection_TC, latent_TC, turn, attend, loops, rematerialise=rematerialise)
 
-    def inject(self, tokens_T: Tensor, turn: Turn, attend: Attend) -> Tensor:
+    def turn(self, positions_T: Tensor) -> Turn:
+        """Return the rotation of every position."""
+        return rotation(positions_T, self.config.head_dim, self.config.rope_base, self.head_VC.dtype)
+
+    def inject(self, tokens_T: Tensor, turn: Turn, attend: Attend, *, rematerialise: bool = False) -> Tensor:
         """Return the prelude's result, [T, C]."""
         x_TC: Tensor = self.transformer.wte(tokens_T) * math.sqrt(self.config.width)
         for call, block in enumerate(self.transformer.prelude):
-            x_TC = block(x_TC, turn, attend, call)
+            x_TC = run_call(block, x_TC, turn, attend, call, rematerialise)
         return x_TC
 
     def recur(
-        self, injection_TC: Tensor, latent_TC: Tensor, turn: Turn, attend: Attend, loops: Sequence[int]
+        self,
+        injection_TC: Tensor,
+        latent_TC: Tensor,
+        turn: Turn,
+        attend: Attend,
+        loops: Sequence[int],
+        *,
+        rematerialise: bool = False,
     ) -> list[Tensor]:
         """Return the readout states of the given loops, each [T, C], from an injection and a latent."""
         parts, states, call = self.transformer, [], self.config.prelude
@@ -223,12 +236,12 @@ class Huginn(LoopedModel):
         for loop in range(self.config.loops):
             state_TC = parts.adapter(torch.cat((state_TC, injection_TC), dim=-1))
             for block in parts.core_block:
-                state_TC = block(state_TC, turn, attend, call)
+                state_TC = run_call(block, state_TC, turn, attend, call, rematerialise)
                 call += 1
             if loop in loops:
                 read_TC = parts.ln_f(state_TC)
                 for block in parts.coda:
-                    read_TC = block(read_TC, turn, attend, call)
+                    read_TC = run_call(block, read_TC, turn, attend, call, rematerialise)
                     call += 1
                 states.append(parts.ln_f(read_TC))
         return states

@@ -23,7 +23,7 @@ from experiments.checkpoint import (
     refuse_other_families,
     refuse_other_values,
 )
-from experiments.family import Attend, LoopedModel
+from experiments.family import Attend, LoopedModel, run_call
 from experiments.latent import refuse_latent
 from experiments.layers import LlamaAttention, RMSNorm, SwiGLU, Turn, rotation
 
@@ -129,6 +129,8 @@ class Nanbeige(LoopedModel):
         attend: Attend,
         loops: Sequence[int],
         latent_TC: Tensor | None = None,
+        *,
+        rematerialise: bool = False,
     ) -> list[Tensor]:
         """Return the normed state after each of the given loops, each [T, C]; call = loop * layers + layer."""
         refuse_latent(latent_TC)
@@ -137,7 +139,8 @@ class Nanbeige(LoopedModel):
         states = []
         for loop in range(self.config.loops):
             for index, layer in enumerate(self.model.layers):
-                x_TC = layer(x_TC, turn, attend, loop * self.config.layers + index)
+                call = loop * self.config.layers + index
+                x_TC = run_call(layer, x_TC, turn, attend, call, rematerialise)
             feeds_on = not self.config.skip_loop_final_norm and loop + 1 < self.config.loops
             if loop in loops or feeds_on:
                 normed_TC = self.model.norm(x_TC)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,24 @@ from experiments.readout import Scores
 
 class ObjectiveError(ExperimentError):
     """A coefficient without meaning, or a logical batch without a response token."""
+
+
+class Loss(Protocol):
+    """What a schedule needs of a loss; `Objective` is one, a trainer may bring its own.
+
+    It must be a sum over tokens, each of which reads its own scores alone.
+    """
+
+    def supervised_loops(self, loops: int) -> tuple[int, ...]:
+        """Return the loops (from 0, ascending) whose readout it reads; the last must be among them."""
+        ...
+
+    def loss(self, scores: Scores, responses: Sequence[Response], weights: Sequence[Tensor], loops: int) -> Tensor:
+        """Return these responses' share of the logical batch's loss, a scalar.
+
+        `weights` is what the caller gave the schedule for them: one tensor a response.
+        """
+        ...
 
 
 class Supervision(StrEnum):

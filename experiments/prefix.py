@@ -1,51 +1,32 @@
-"""One pass over a group's prompt, shared by all its responses; its contract is held here for every prefix schedule.
+"""One pass over a group's prompt, shared by all its responses.
 
 - Phase A, `SharedPrefix(...)`: the prompt's forward pass, whose graph is kept. Its *boundary* is every call's keys and
   values at the prompt positions, and every supervised loop's state at the last prompt position, which predicts each
   first response token. Detached, these become leaves.
-- Phase B, `claim` and a schedule's own work: suffixes run against the leaves, whose `.grad` gathers the adjoints.
+- Phase B, waves: suffixes run against the leaves, whose `.grad` gathers the adjoints.
 - Phase C, `finish`: one backward pass through the prompt with the adjoints as output gradients. They carry the loss
   scale already; nothing is scaled again. Only then is the gradient whole and an optimizer may step.
 
-Leaves are at least fp32, so that adjoints of many suffixes never add up in bf16.
-
-Refused: a response claimed twice, or never; another phase after C; parameters changed or replaced since A. A change is
-seen by version counter and data pointer; writing through `parameter.data` moves neither and is not seen.
+The adjoints are at least fp32 whatever the model's dtype, so that many suffixes never add up in bf16.
+What is refused stands in `contract`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.attention import dot_product
-from experiments.batch import Group, Response
-from experiments.errors import ExperimentError
+from experiments.batch import Group, Response, latent_rows
+from experiments.contract import PLAIN, Contract, ContractError, Options, PrefixFinishedError, shared_identity
 from experiments.family import LoopedModel
 from experiments.layers import wide
-from experiments.ouro import Ouro
-
-
-class PrefixError(ExperimentError):
-    """The three phases were not run as they must be; the gradient is not to be used."""
-
-
-class ParametersChangedError(PrefixError):
-    """A parameter changed or was replaced between the prompt's forward and backward pass."""
-
-
-class PrefixFinishedError(PrefixError):
-    """The prompt's backward pass has run; neither it nor a suffix may follow."""
-
-
-class ResponseCoverageError(PrefixError):
-    """A response took part twice, not at all, or does not exist."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boundary:
-    """The leaves between prompt and suffixes, at least fp32.
+    """The leaves between prompt and suffixes, in the model's dtype; their gradients are at least fp32.
 
     `keys` and `values`: one [P, K, E] a call. `first`: one [1, C] a supervised loop.
     """
@@ -55,85 +36,106 @@ class Boundary:
     first: tuple[Tensor, ...]
 
 
-class SharedPrefix:
-    """The prompt's graph and boundary, and the state of the three phases; for Ouro alone."""
+class Cut:
+    """Outputs of one graph that others read as leaves, until their adjoints are sent back through it."""
 
-    def __init__(self, model: LoopedModel, group: Group, loops: Sequence[int]) -> None:
-        if not isinstance(model, Ouro):
-            raise PrefixError(f"expected an Ouro, found {type(model).__name__}, whose prompt cannot be shared yet")
-        self.model, self.group, self.loops = model, group, tuple(loops)
-        self._stamp = _stamp(model)
-        self._claimed: set[int] = set()
-        self._finished = False
-        capture = _CapturingCausal()
-        positions_P = torch.arange(len(group.prompt_P), device=group.prompt_P.device)
-        states = model.readout_states(group.prompt_P, positions_P, capture, self.loops)
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self._outputs = list(outputs)
+        self.leaves = tuple(_leaf(output) for output in outputs)
+
+    def backward(self) -> None:
+        """Send back what the leaves have gathered, and let go of the graph."""
+        reached = [
+            (output, leaf.grad.to(output.dtype))
+            for output, leaf in zip(self._outputs, self.leaves, strict=True)
+            if leaf.grad is not None and output.requires_grad
+        ]
+        self._outputs.clear()
+        if reached:
+            outputs, adjoints = zip(*reached, strict=True)
+            torch.autograd.backward(outputs, adjoints)
+
+
+class SharedPrefix:
+    """The prompt's graph and boundary, and the state of the three phases."""
+
+    def __init__(self, model: LoopedModel, group: Group, loops: Sequence[int], options: Options = PLAIN) -> None:
+        self.model, self.group, self.loops, self.options = model, group, tuple(loops), options
+        self.contract = Contract(model, group, options)
+        shared_identity(group)
+        prompt = len(group.prompt_P)
+        capture = CapturingCausal()
+        positions_P = torch.arange(prompt, device=group.prompt_P.device)
+        filled = next((response for response in group.responses if len(response)), group.responses[0])
+        states = model.readout_states(
+            group.prompt_P,
+            positions_P,
+            capture,
+            self.loops,
+            latent_rows(model, prompt, [filled], [(0, prompt)]),
+            rematerialise=options.rematerialise_prefix,
+        )
         first = [state_PC[-1:] for state_PC in states]
-        self._outputs = [*capture.keys, *capture.values, *first]
-        self._leaves = [output.detach().to(wide(output.dtype)).requires_grad_() for output in self._outputs]
-        calls = len(capture.keys)
+        self._cut = Cut([*capture.keys, *capture.values, *first])
+        calls, leaves = len(capture.keys), self._cut.leaves
         self.boundary = Boundary(
-            keys=tuple(self._leaves[:calls]),
-            values=tuple(self._leaves[calls : 2 * calls]),
-            first=tuple(self._leaves[2 * calls :]),
+            keys=leaves[:calls],
+            values=leaves[calls : 2 * calls],
+            first=leaves[2 * calls :],
         )
 
     def claim(self, index: int) -> Response:
         """Return a response that a suffix pass is about to cover; each may be claimed once."""
-        self._refuse_misuse()
-        if not 0 <= index < len(self.group.responses):
-            raise ResponseCoverageError(
-                f"response {index}: expected one of {len(self.group.responses)}, found no such response"
-            )
-        if index in self._claimed:
-            raise ResponseCoverageError(f"response {index}: expected to be covered once, found it a second time")
-        self._claimed.add(index)
-        return self.group.responses[index]
+        return self.contract.claim(index)
 
     def finish(self) -> None:
         """Run phase C: add the prompt's part to the parameters' `.grad` and let go of the graph."""
-        self._refuse_misuse()
-        missing = sorted(set(range(len(self.group.responses))) - self._claimed)
-        if missing:
-            raise ResponseCoverageError(f"expected every response to be covered, found {missing} missing")
-        reached = [
-            (output, leaf.grad.to(output.dtype))
-            for output, leaf in zip(self._outputs, self._leaves, strict=True)
-            if leaf.grad is not None
-        ]
-        self._finished = True
-        if reached:
-            outputs, adjoints = zip(*reached, strict=True)
-            torch.autograd.backward(outputs, adjoints)
-        self._outputs.clear()
-
-    def _refuse_misuse(self) -> None:
-        if self._finished:
-            raise PrefixFinishedError("expected an open prefix, found that its backward pass has already run")
-        now = _stamp(self.model)
-        changed = sorted(name for name in self._stamp.keys() | now.keys() if self._stamp.get(name) != now.get(name))
-        if changed:
-            raise ParametersChangedError(
-                f"expected the parameters of the prompt's forward pass, found changes in {', '.join(changed)}"
-            )
+        self.contract.finish()
+        self._cut.backward()
 
 
-class _CapturingCausal:
-    """Causal attention over one sequence that remembers every call's keys and values, with their graph."""
+class Wave:
+    """Phase B of some responses: the forward pass has run, the backward pass runs once."""
+
+    def __init__(self, contract: Contract, loss: Tensor | None) -> None:
+        self._contract = contract
+        self._loss = torch.zeros((), device=contract.group.prompt_P.device) if loss is None else loss
+        self._done = False
+
+    def backward(self) -> Tensor:
+        """Add this wave's gradient and return its detached share of the loss, a scalar; 0 without tokens."""
+        self._contract.check()
+        if self._done:
+            raise PrefixFinishedError("expected an open wave, found that its backward pass has already run")
+        self._done, loss = True, self._loss
+        self._loss = loss.detach()
+        if loss.requires_grad:
+            (loss * self._contract.options.loss_scale).backward()  # type: ignore[no-untyped-call]
+        return self._loss
+
+
+class CapturingCausal:
+    """Causal attention over one sequence that remembers every call's keys and values, with their graph.
+
+    A rematerialised call asks a second time; what was remembered first stays.
+    """
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def __call__(self, call: int, query_THE: Tensor, key_TKE: Tensor, value_TKE: Tensor) -> Tensor:
-        if call != len(self.keys):
-            raise PrefixError(f"expected call {len(self.keys)} next, found call {call}")
-        self.keys.append(key_TKE)
-        self.values.append(value_TKE)
+        """Attend and remember."""
+        if call > len(self.keys):
+            raise ContractError(f"expected call {len(self.keys)} next, found call {call}")
+        if call == len(self.keys):
+            self.keys.append(key_TKE)
+            self.values.append(value_TKE)
         packed = (query_THE.unsqueeze(0), key_TKE.unsqueeze(0), value_TKE.unsqueeze(0))
         return dot_product(*packed, causal=True).squeeze(0)
 
 
-def _stamp(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return every parameter's data pointer and version counter by name."""
-    return {name: (parameter.data_ptr(), parameter._version) for name, parameter in model.named_parameters()}
+def _leaf(output: Tensor) -> Tensor:
+    leaf = output.detach().requires_grad_()
+    leaf.grad_dtype = wide(output.dtype)
+    return leaf

@@ -3,16 +3,14 @@ import torch
 
 from experiments import dense_oracle, exactness, full_packed, ouro, prefix_serial
 from experiments.batch import BatchError, Group
-from experiments.exactness import FP32_GATE, FP32_PAIR_GATE, FP64_GATE, compare
-from experiments.objective import Mean, Objective, Supervision, published
-from experiments.prefix import (
+from experiments.contract import (
     ParametersChangedError,
-    PrefixError,
     PrefixFinishedError,
     ResponseCoverageError,
-    SharedPrefix,
 )
-from experiments.toys import toy
+from experiments.exactness import FP32_GATE, FP32_PAIR_GATE, FP64_GATE, compare
+from experiments.objective import Mean, Objective, Supervision, published
+from experiments.prefix import SharedPrefix
 
 ALL = published(Supervision.ALL_LOOPS)
 ROUNDED_FP64_GATE = exactness.Gate(1e-6, 1e-6)
@@ -85,7 +83,7 @@ def test_adjoints_of_a_bf16_model_add_up_in_fp32(small_model, small_group):
     for group in (one, many):
         shared = SharedPrefix(model, group, (0, 1, 2))
         for index in range(len(group.responses)):
-            prefix_serial.accumulate_suffixes(shared, [index], weights, ALL)
+            prefix_serial.open_wave(shared, [index], weights, ALL).backward()
         leaves = (shared.boundary.keys[0], shared.boundary.values[0], shared.boundary.first[0])
         adjoints.append([leaf.grad for leaf in leaves])
     for single, total in zip(*adjoints, strict=True):
@@ -109,7 +107,7 @@ class TestNegativeControls:
         shared = SharedPrefix(model, group, ALL.supervised_loops(model.loops))
         for index in range(len(group.responses)):
             slices = ALL.token_weights(group.lengths) if weights is None else weights
-            prefix_serial.accumulate_suffixes(shared, [index], slices, ALL)
+            prefix_serial.open_wave(shared, [index], slices, ALL).backward()
         between(shared)
         shared.finish()
         agreement = compare(exactness.gradients(model), truth)
@@ -144,9 +142,9 @@ class TestNegativeControls:
         model, group, _ = case
         forward = model.readout_states
 
-        def shifted(tokens, positions, attend, loops):
+        def shifted(tokens, positions, *rest, **options):
             behind = int(positions[0]) >= len(group.prompt_P)
-            return forward(tokens, positions + behind, attend, loops)
+            return forward(tokens, positions + behind, *rest, **options)
 
         monkeypatch.setattr(model, "readout_states", shifted)
         assert self.error(case) > 1e-3
@@ -171,7 +169,7 @@ class TestRefusals:
 
     def cover(self, shared, *indices):
         weights = ALL.token_weights(shared.group.lengths)
-        prefix_serial.accumulate_suffixes(shared, indices, weights, ALL)
+        prefix_serial.open_wave(shared, indices, weights, ALL).backward()
 
     def test_a_missing_response(self, shared):
         self.cover(shared, 0)
@@ -227,7 +225,3 @@ class TestRefusals:
         shared.model.model.norm.weight.data = shared.model.model.norm.weight.data.clone()
         with pytest.raises(ParametersChangedError, match=r"found changes in model\.norm\.weight$"):
             shared.finish()
-
-    def test_another_family(self, small_group):
-        with pytest.raises(PrefixError, match="Nanbeige, whose prompt cannot be shared yet"):
-            SharedPrefix(toy("nanbeige"), small_group(), (0, 1))
