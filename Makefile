@@ -15,7 +15,7 @@ DEMO := build/demo
 PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types check bench clean
+.PHONY: help install demo test test-gpu lint types check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
@@ -44,6 +44,9 @@ demo: $(INSTALLED) ## freeze, run, pack, verify and replay a real small experime
 
 test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest -n 2
+
+test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA device
+	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/gpu
 
 lint: $(INSTALLED) ## check style
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The same promises on a real NVIDIA device, where there is one with torch; everywhere else this is skipped."""
+"""The same promises on a real NVIDIA device: `make test-gpu`, on a machine that has one."""
 
 import signal
 
@@ -8,19 +8,16 @@ from capsule.core.attempt import Settled
 from capsule.host.devices import all_devices
 from tests.host.conftest import Bench, protocol_of
 
-GPUS = [device for device in all_devices() if device.unit == "gpu"]
-pytestmark = [
-    pytest.mark.skipif(not GPUS, reason="no NVIDIA device here"),
-    pytest.mark.slow,
-]
+pytest_plugins = ["tests.host.conftest"]
 
+GPUS = [device for device in all_devices() if device.unit == "gpu"]
 ALLOCATE = "import os, signal, sys, time, torch\nheld = torch.ones(2**28, device='cuda')\ntorch.cuda.synchronize()\n"
 LIMITS = {"wall_limit_seconds": 60, "kill_grace_seconds": 2, "release_grace_seconds": 20}
 
 
 @pytest.fixture
 def gpu(bench: Bench) -> Bench:
-    pytest.importorskip("torch")
+    assert GPUS, "these tests need an NVIDIA device"
     bench.device = GPUS[0].uuid
     return bench
 
