@@ -1,0 +1,250 @@
+"""The product and the second verifier against each other, on capsules that are drawn, forged and damaged.
+
+A disagreement is a bug in one of the two or a gap in the specification. Each case is drawn from its number alone, so a
+failure names all that is needed to see it again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import histories
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import verifier
+from mutations import HEAD, LEDGER, ROWS, mend, mutate
+
+from capsule.core.canonical import canonical, join_lines, parse_lines
+from capsule.core.digest import digest_of
+from capsule.core.errors import MalformedError
+from capsule.core.estimate import t_quantile
+from capsule.steps.verify import verify
+from tests.golden.make import MANIFEST, Members, rechain, row_removed, seal, unpack
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HONEST = ("supported", "refuted", "budget-ended")
+Answer = tuple[str, str, list[str]]
+REFUSED: Answer = ("broken", "withheld", ["V-01"])
+"""What stands for a file that is no capsule at all, which the product refuses in words."""
+
+
+@cache
+def golden(name: str) -> tuple[bytes, Members]:
+    data = (GOLDEN / f"{name}.capsule").read_bytes()
+    return data, unpack(data)
+
+
+@cache
+def drawn(seed: int) -> Members:
+    return histories.draw(seed)
+
+
+def product(data: bytes, *against: str) -> Answer:
+    try:
+        verdict = verify(io.BytesIO(data), against=against)
+    except MalformedError:
+        return REFUSED
+    return verdict.integrity, verdict.outcome, [check.id for check in verdict.checks if check.status == "failed"]
+
+
+def second(data: bytes, *against: str) -> Answer:
+    answer = verifier.verify(data, against)
+    return answer["integrity"], answer["outcome"], answer["failed"]
+
+
+@pytest.mark.parametrize("tens", range(4))
+def test_drawn_histories(tens: int) -> None:
+    """An honest history is intact whatever happened in it, and both derive the same outcome."""
+    for seed in range(10 * tens, 10 * tens + 10):
+        data = seal(drawn(seed))
+        assert second(data)[0] == "intact", (seed, verifier.verify(data)["findings"])
+        assert product(data) == second(data), seed
+
+
+@pytest.mark.parametrize("tens", range(20))
+def test_forged_members(tens: int) -> None:
+    """One or two changes with knowledge of the format, mostly with all that follows from them put right."""
+    for seed in range(10 * tens, 10 * tens + 10):
+        chance = random.Random(seed)
+        honest = golden(chance.choice(HONEST))[1] if chance.random() < 0.5 else drawn(chance.randrange(40))
+        members = honest
+        for _ in range(chance.choice([1, 1, 2])):
+            members = mutate(chance, members)
+        if chance.random() < 0.6:
+            members = mend(members, honest)
+        data = seal(members)
+        assert product(data) == second(data), (seed, verifier.verify(data)["findings"])
+
+
+@pytest.mark.parametrize("tens", range(10))
+def test_damaged_bytes(tens: int) -> None:
+    """Bytes flipped, cut, added, and whole frames moved: the same damage is found, in the container or in members."""
+    for seed in range(10 * tens, 10 * tens + 10):
+        chance = random.Random(seed)
+        data = damaged(chance, large() if chance.random() < 0.5 else golden(chance.choice(HONEST))[0])
+        assert product(data) == second(data), (seed, verifier.verify(data)["findings"])
+
+
+@cache
+def large() -> bytes:
+    """A capsule of several frames, with a member that goes over three."""
+    noise = random.Random(1).randbytes(3 << 20)
+    return seal({**golden("supported")[1], f"6-oracles/{digest_of(noise)[7:]}": noise, "6-oracles/" + "f" * 64: b""})
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2])):
+        size = len(changed)
+        at = chance.choice(
+            [chance.randrange(size), chance.randrange(min(size, 600)), size - 1 - chance.randrange(400) % size]
+        )
+        match chance.randrange(6):
+            case 0:
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1:
+                del changed[max(at, 1) :]
+            case 2:
+                pieces = [b"\0", b"x" * 9, b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18\x04\0\0\0abcd", golden("refuted")[0]]
+                changed[at:at] = chance.choice(pieces)
+            case 3:
+                del changed[at : at + chance.choice([1, 4, 100, 5000])]
+            case 4:
+                frames = frames_of(bytes(changed))
+                if frames:
+                    start, stop = chance.choice(frames)
+                    piece = changed[start:stop]
+                    del changed[start:stop]
+                    place = chance.choice(frames)[0]
+                    changed[place:place] = chance.choice([b"", piece, piece + piece])
+            case _:
+                changed[at : at + 8] = chance.randbytes(8)
+        changed = changed or bytearray(b"x")
+    return bytes(changed)
+
+
+def frames_of(data: bytes) -> list[tuple[int, int]]:
+    """Begin and end of each data frame, up to the first fault."""
+    found: list[tuple[int, int]] = []
+    try:
+        while True:
+            start = found[-1][1] if found else 0
+            found.append((start, start + verifier.measure(data, start)[0]))
+    except verifier.Fault:
+        return found
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 30, 99])
+def test_quantiles(degrees: int) -> None:
+    """Student's t by a continued fraction and by a finite series: closer than results may differ."""
+    for level in (0.5, 0.8, 0.9, 0.95, 0.99, 0.999):
+        exact = float(verifier.t_quantile(0.5 + level / 2, degrees))
+        assert math.isclose(t_quantile(0.5 + level / 2, degrees), exact, rel_tol=1e-12)
+
+
+@pytest.mark.xfail(reason="open: the product's quantile loses digits in far tails", strict=False)
+@pytest.mark.parametrize(("level", "degrees"), [(0.9999999, 1), (0.9999999, 7), (0.99999, 4), (0.9999, 1)])
+def test_quantiles_at_the_ends(level: float, degrees: int) -> None:
+    exact = float(verifier.t_quantile(0.5 + level / 2, degrees))
+    assert math.isclose(t_quantile(0.5 + level / 2, degrees), exact, rel_tol=1e-12)
+
+
+# Open: the second verifier finds these and the product does not yet. Each is to become an ordinary test.
+
+
+def changed_manifest(change: Callable[[dict[str, Any]], None]) -> Members:
+    honest = golden("supported")[1]
+    manifest = json.loads(honest[MANIFEST])
+    change(manifest)
+    return mend({**honest, MANIFEST: canonical(manifest)}, honest)
+
+
+def with_events(members: Members, events: list[dict[str, Any]]) -> Members:
+    chained = rechain(events)
+    head = canonical({"count": len(chained), "sha256": digest_of(canonical(chained[-1]))})
+    return {**members, LEDGER: join_lines(chained), HEAD: head}
+
+
+def a_list_that_the_manifest_does_not_name() -> Members:
+    """Attempts ran sources that nobody froze; their list lies beside the manifest, which does not name it."""
+    members = dict(golden("supported")[1])
+    entries = parse_lines(members["1-manifest/001/sources.jsonl"], "")
+    other = b"print('other code')\n"
+    entries[1] |= {"sha256": digest_of(other), "size": len(other)}
+    listed = join_lines(entries)
+    members |= {f"1-manifest/001/sources-{'ab' * 20}.jsonl": listed, f"5-sources/{digest_of(other)[7:]}": other}
+    events = parse_lines(members[LEDGER], LEDGER)
+    for event in events:
+        if event["event"] == "intent":
+            event["data"]["snapshot"] = digest_of(listed)
+    return with_events(members, events)
+
+
+def arms_that_the_protocol_does_not_have() -> Members:
+    """M-07: the manifest names no list for the arms of its protocol."""
+    return changed_manifest(lambda manifest: manifest.update(arms=[]))
+
+
+def true_where_the_protocol_says_one() -> Members:
+    """M-09: the manifest gives a trial `true`, the protocol's file 1."""
+    return changed_manifest(lambda manifest: manifest["protocol"]["arms"][0]["parameters"].update(factor=True))
+
+
+def sealed_bytes_that_are_not_what_they_say() -> Members:
+    """L-03: the torn tail that an event keeps has another size and digest."""
+    members = golden("supported")[1]
+    events = parse_lines(members[LEDGER], LEDGER)
+    data = {"size": 5, "sha256": digest_of(b"other"), "hex": "00"}
+    return with_events(members, [*events, {**events[-1], "event": "sealed", "attempt": None, "data": data}])
+
+
+def a_table_that_is_none() -> Members:
+    """The table is there and cannot be read: broken, since to damage a wrong table must not improve the answer."""
+    return {**row_removed(golden("supported")[1]), ROWS: b"garbage"}
+
+
+def a_table_in_an_encoding_that_repeats() -> Members:
+    """Kilobytes of a dictionary or of shared prefixes decode to gigabytes."""
+    members = golden("supported")[1]
+    sink = io.BytesIO()
+    pq.write_table(
+        pq.read_table(pa.BufferReader(members[ROWS])), sink, compression="none", use_dictionary=False,
+        column_encoding={"cell": "DELTA_BYTE_ARRAY"}, store_schema=False,
+    )  # fmt: skip
+    return {**members, ROWS: sink.getvalue()}
+
+
+OPEN: list[tuple[Callable[[], Members], list[str]]] = [
+    (a_list_that_the_manifest_does_not_name, ["V-04"]),
+    (arms_that_the_protocol_does_not_have, ["V-04"]),
+    (true_where_the_protocol_says_one, ["V-04"]),
+    (sealed_bytes_that_are_not_what_they_say, ["V-10"]),
+    (a_table_that_is_none, ["V-17"]),
+    (a_table_in_an_encoding_that_repeats, ["V-17"]),
+]
+
+
+@pytest.mark.parametrize(("forge", "failed"), OPEN, ids=lambda item: getattr(item, "__name__", ""))
+def test_second_verifier_finds(forge: Callable[[], Members], failed: list[str]) -> None:
+    assert second(seal(forge())) == ("broken", "withheld", failed)
+
+
+@pytest.mark.xfail(reason="open: the product does not find this yet", strict=False)
+@pytest.mark.parametrize(("forge", "failed"), OPEN, ids=lambda item: getattr(item, "__name__", ""))
+def test_product_finds(forge: Callable[[], Members], failed: list[str]) -> None:
+    assert product(seal(forge())) == ("broken", "withheld", failed)
+
+
+def test_telemetry_takes_nothing_from_the_table() -> None:
+    data = seal({**golden("supported")[1], "4-records/telemetry.parquet": b"samples"})
+    assert second(data) == ("intact", "supported", [])
+    if product(data) != second(data):
+        pytest.xfail("open: the product takes the telemetry for the table")

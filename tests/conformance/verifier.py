@@ -1,0 +1,2254 @@
+"""A second verifier, written from the specification and apart from the product: python verifier.py FILE.
+
+It shares no code with `capsule` and is written another way on purpose: plain functions from top to bottom, plain
+dictionaries, exact fractions and decimals, the whole file in memory. So it is short and slow. Where the two disagree,
+one of them or the specification is wrong. It prints one JSON object and exits with 0 (intact), 1 (broken) or
+3 (incomplete). Sections: canonical JSON, container, shapes, protocol, plan, ledger, journals, table, statistics,
+results, checks, command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import itertools
+import json
+import math
+import re
+import struct
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+SAFE = 2**53
+CHECKS = [f"V-{number:02d}" for number in range(1, 19)]
+
+
+class Bad(Exception):
+    """What was read is not what the format allows there."""
+
+
+class Skip(Exception):
+    """A check cannot be made; whether that leaves the capsule incomplete is the second argument."""
+
+
+def sha(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+# --- canonical JSON -------------------------------------------------------------------------------------------------
+
+
+def encode_json(value: Any) -> bytes:
+    """RFC 8785 for values without floats."""
+    if isinstance(value, dict):
+        pairs = sorted(value.items(), key=lambda pair: pair[0].encode("utf-16-be"))
+        return b"{" + b",".join(encode_json(key) + b":" + encode_json(item) for key, item in pairs) + b"}"
+    if isinstance(value, list):
+        return b"[" + b",".join(map(encode_json, value)) + b"]"
+    if isinstance(value, float):
+        raise Bad("a float in canonical JSON")
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth, value.values()), default=0)
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+def decode_json(data: bytes) -> Any:
+    """Accept the canonical bytes of a value and nothing else."""
+
+    def whole(text: str) -> int:
+        if len(text) > 17 or abs(int(text)) >= SAFE:
+            raise Bad("an integer from 2^53")
+        return int(text)
+
+    def never(text: str) -> None:
+        raise Bad(f"the number {text[:20]}")
+
+    try:
+        value = json.loads(data.decode(), parse_int=whole, parse_float=never, parse_constant=never)
+        if encode_json(value) != data:
+            raise Bad("not canonical JSON")
+    except (ValueError, RecursionError) as error:
+        raise Bad(f"not JSON: {str(error)[:80]}") from error
+    if depth(value) > 32:
+        raise Bad("nested too deep")
+    return value
+
+
+def decode_lines(data: bytes) -> Iterator[Any]:
+    if data and data[-1:] != b"\n":
+        raise Bad("no newline at the end")
+    return map(decode_json, data.split(b"\n")[:-1])
+
+
+# --- container ------------------------------------------------------------------------------------------------------
+
+ZSTD = b"\x28\xb5\x2f\xfd"
+INDEX_START = b"\x5c\x2a\x4d\x18" + struct.pack("<I", 88)
+FULL = 2 << 20
+HEADER_BYTES = b'{"digest":"sha256","format":"capsule-archive/0","frame_size_bytes":2097152}\n'
+LARGEST_READ = 64 << 20
+NAMES = re.compile(
+    r"0-header\.json"
+    r"|1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json|manifest\.json\.sig|manifest\.json\.tsr|protocol\.toml"
+    r"|sources\.jsonl|sources-[0-9a-f]{40,64}\.jsonl)"
+    r"|2-ledger\.head\.json|2-ledger\.jsonl"
+    r"|3-attempts/a[0-9]{6}/(environment\.json|journal\.jsonl|provenance\.jsonl|redactions\.jsonl|stderr|stdout"
+    r"|telemetry\.jsonl)"
+    r"|4-records/(rows|telemetry)\.parquet|5-sources/[0-9a-f]{64}|6-oracles/[0-9a-f]{64}|7-results/results\.json"
+    r"|8-README/(CITATION\.cff|VERIFY\.md)|9-SHA256SUMS|9-TABLE"
+)
+READ = re.compile(
+    r"1-manifest/.*|2-ledger.*|3-attempts/.*/(journal|provenance)\.jsonl|4-records/rows.*|7-results/.*", re.DOTALL
+)
+
+
+class Fault(Exception):
+    """Where reading in order stops: clause, file offset, and the member that is named or None."""
+
+
+def is_name(name: str) -> bool:
+    return NAMES.fullmatch(name) is not None
+
+
+def measure(data: bytes, at: int) -> tuple[int, int]:
+    """Return compressed and raw size of the data frame at `at`, judged by C-03 to C-05 without decoding it."""
+    if not ZSTD.startswith(data[at : at + 4]) or at == len(data):
+        raise Fault("C-01", at, None)
+    if len(data) < at + 5:
+        raise Fault("C-02", len(data), None)
+    flags = data[at + 4]
+    if flags & 0b11011 or not flags & 0b100:
+        raise Fault("C-03", at, None)
+    single, code = flags >> 5 & 1, flags >> 6
+    width = [single, 2, 4, 8][code]
+    if width == 0:
+        raise Fault("C-03", at, None)
+    fields = data[at + 5 : at + 6 - single + width]
+    if len(fields) < 1 - single + width:
+        raise Fault("C-02", len(data), None)
+    raw = int.from_bytes(fields[1 - single :], "little") + 256 * (width == 2)
+    window = raw if single else ((8 + (fields[0] & 7)) << (10 + (fields[0] >> 3))) // 8
+    if raw % 512 or not 512 <= raw <= FULL or window > 8 << 20:
+        raise Fault("C-04", at, None)
+    end = at + 6 - single + width
+    for _ in range(4096):
+        block = int.from_bytes(data[end : end + 3], "little")
+        last, kind, size = block & 1, block >> 1 & 3, block >> 3
+        if kind == 3 or size > 128 << 10:
+            raise Fault("C-05", at, None)
+        end += 3 + (1 if kind == 1 else size)
+        if end + 4 * last - at > FULL + FULL // 256:
+            raise Fault("C-05", at, None)
+        if end + 4 * last > len(data):
+            raise Fault("C-02", len(data), None)
+        if last:
+            return end + 4 - at, raw
+    raise Fault("C-05", at, None)
+
+
+def expand(data: bytes, at: int, size: int, raw: int) -> bytes | None:
+    try:
+        found = zstandard.ZstdDecompressor(max_window_size=8 << 20).decompress(
+            data[at : at + size], max_output_size=raw, allow_extra_data=False
+        )
+    except zstandard.ZstdError:
+        return None
+    return found if len(found) == raw else None
+
+
+def frame_at(data: bytes, at: int) -> tuple[int, int]:
+    """Measure a frame; where no frame follows it, its length counts only if it decodes."""
+    size, raw = measure(data, at)
+    after = data[at + size : at + size + 4]
+    skippable = len(after) == 4 and 0x50 <= after[0] <= 0x5F and after[1:] == b"\x2a\x4d\x18"
+    if after and after != ZSTD and not skippable and expand(data, at, size, raw) is None:
+        raise Fault("C-06", at, None)
+    return size, raw
+
+
+def frames_of(data: bytes, place: list[int]) -> Iterator[tuple[int, int, bytes, bytes] | Fault]:
+    """Yield (offset, size, raw bytes, SHA-256) of every data frame, and faults; `place` is left where frames end."""
+    damaged, tries = False, 0
+    while place[0] < len(data):
+        at = place[0]
+        if not INDEX_START.startswith(data[at : at + 8]):
+            try:
+                size, raw = frame_at(data, at)
+                place[0] += size
+                found = expand(data, at, size, raw)
+                digest = hashlib.sha256(data[at : at + size]).digest()
+                yield Fault("C-06", at, None) if found is None else (at, size, found, digest)
+                continue
+            except Fault as fault:
+                damaged = True
+                yield fault
+        elif not damaged:
+            return
+        while True:  # go on where a whole frame begins, after at most 256 false starts
+            place[0] = data.find(ZSTD, place[0] + 1)
+            if place[0] < 0 or tries >= 256:
+                place[0] = len(data)
+                return
+            try:
+                frame_at(data, place[0])
+                break
+            except Fault:
+                tries += 1
+
+
+def ustar(name: bytes, size: int, kind: bytes) -> bytes:
+    """Write the one header block of a member, field by field."""
+    block = bytearray(512)
+    for at, field in (
+        (0, name), (100, b"0000644"), (108, b"0000000"), (116, b"0000000"), (124, b"%011o" % size),
+        (136, b"%011o" % 315532800), (148, b" " * 8), (156, kind), (257, b"ustar\x0000"), (329, b"0000000"),
+        (337, b"0000000"),
+    ):  # fmt: skip
+        block[at : at + len(field)] = field
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def tar_header(name: bytes, size: int) -> bytes:
+    if size < 8 << 30:
+        return ustar(name, size, b"0")
+    length = len(b"00 size=%d\n" % size)
+    record = b"%d size=%d\n" % (length, size)
+    return ustar(b"PaxHeader", length, b"x") + record.ljust(512, b"\0") + ustar(name, 0, b"0")
+
+
+def name_and_size(header: bytes, at: int) -> tuple[str, int]:
+    """Take name and size from a header, and accept it only if it is the one header for them."""
+    name = header[-512:][:100].split(b"\0")[0]
+    if len(header) == 512:
+        digits = re.fullmatch(rb"[0-7]{11}", header[124:135])
+        size = int(digits[0], 8) if digits else -1
+    else:
+        record = re.match(rb"[0-9]{2} size=([1-9][0-9]{9,15})\n", header[512:])
+        size = int(record[1]) if record else -1
+    if not name or not 0 <= size < SAFE or tar_header(name, size) != header:
+        raise Fault("C-08", at, name.decode("latin-1") or None)
+    return name.decode("latin-1"), size
+
+
+def read_container(data: bytes) -> dict[str, Any]:
+    """Read a file in order. Findings with the name of a member go to `in_members`, all others to `in_container`."""
+    place = [0]
+    frames = frames_of(data, place)
+    seen: list[tuple[int, int, bytes, bytes]] = []  # offset, size, raw, digest
+    tar = bytearray()
+    starts: list[int] = []  # where each frame begins in the tar
+    at = 0  # the cursor in the tar
+    table_at: int | None = None
+    inside: str | None = None
+    members: dict[str, tuple[int, str, bytes]] = {}
+    listed: list[tuple[str, int, str]] = []
+    findings: list[tuple[str, str | None, str]] = []
+
+    def say(code: str, member: str | None, words: str = "") -> None:
+        findings.append((code, member, words))
+
+    def ended() -> Fault:
+        return Fault("C-10" if place[0] < len(data) else "C-02", place[0], None)
+
+    def pull() -> bool:
+        nonlocal tar
+        item = next(frames, None)
+        if item is None:
+            return False
+        if isinstance(item, Fault):
+            raise item
+        if table_at is not None and len(seen[-1][2]) < FULL:
+            raise Fault("C-07", item[0], None)
+        seen.append(item)
+        starts.append(len(tar))
+        tar += item[2]
+        return True
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        begin, end = at, at + size
+        while at < end:
+            if at == len(tar) and not pull():
+                raise ended()
+            if at == starts[-1] and table_at is None and len(seen) > 1 and len(seen[-2][2]) < FULL:
+                raise Fault("C-07", seen[-1][0], None)
+            at = min(end, len(tar))
+        return bytes(tar[begin:end])
+
+    def read_members() -> int:
+        nonlocal inside, table_at
+        last, total, sums = "", 0, b""
+        while True:
+            if at == len(tar) and not pull():
+                raise ended()
+            if at == starts[-1] and tar[at : at + 8] == b"9-TABLE\0":
+                table_at = at
+            header = take(512)
+            if header[156:157] == b"x":
+                header += take(1024)
+            name, size = name_and_size(header, seen[-1][0])
+            if name == "9-TABLE":
+                if table_at is None:
+                    raise Fault("C-07", seen[-1][0], None)
+                inside = name
+                if last != "9-SHA256SUMS":
+                    say("C-14", name, "no checksums before it")
+                return size
+            total += size
+            if total > 1 << 40 or len(listed) >= 10_000_000:
+                raise Fault("C-19", seen[-1][0], name)
+            inside = name
+            wrong = []
+            if not is_name(name):
+                wrong.append("C-11")
+            elif name <= last:
+                wrong.append("C-12")
+            if (name == "0-header.json") != (not listed):
+                wrong.append("C-13")
+            if name == "9-SHA256SUMS" and size != len(sums):
+                wrong.append("C-14")
+            for code in wrong:
+                say(code, name)
+            content = take(size)
+            if any(take(-size % 512)):
+                say("C-09", name)
+            digest = hashlib.sha256(content).hexdigest()
+            if name == "0-header.json" and content != HEADER_BYTES:
+                say("C-13", name)
+            if name == "9-SHA256SUMS" and size == len(sums) and content != sums:
+                say("C-14", name)
+            if is_name(name):
+                listed.append((name, size, digest))
+                sums += f"{digest}  {name}\n".encode()
+                last = max(last, name)
+            if not wrong:
+                if READ.fullmatch(name) and size > LARGEST_READ:
+                    say("size", name, "too large to be read")
+                    content = b""
+                members[name] = (size, "sha256:" + digest, content)
+            inside = None
+
+    def read_table(size: int) -> None:
+        nonlocal inside
+        before = starts.index(table_at) if table_at is not None else 0
+        if size > sum(len(member_line(*item)) for item in listed) + (before + 1) * 512 + FULL:
+            raise Fault("C-15", seen[-1][0], "9-TABLE")
+        check_table(take(size), listed, seen[:before], say)
+        if any(take(-size % 512)):
+            say("C-09", "9-TABLE")
+        inside = None
+        if any(take(1024)):
+            raise Fault("C-10", seen[-1][0], None)
+        if at < len(tar) or pull():
+            raise Fault("C-10", seen[-1][0], None)
+
+    try:
+        read_table(read_members())
+        assert table_at is not None
+        before = starts.index(table_at)
+        check_tail(data, place[0], len(listed), seen, before, table_at, say)
+    except Fault as fault:
+        code, offset, member = fault.args
+        say(code, member or inside, f"at byte {offset}")
+        salvage(frames, seen, table_at, say)
+    lines = b"".join(member_line(*item) for item in listed)
+    placed = [f"{code}: {member}: {words}" for code, member, words in findings if member is not None]
+    foreign = not members and not placed and findings[0][0] in ("C-01", "C-02", "C-03")
+    return {
+        "members": members,
+        "in_container": [f"{code}: {words}" for code, member, words in findings if member is None],
+        "in_members": placed,
+        "identity": None if findings else sha(b"capsule-archive/0\n" + lines),
+        "foreign": foreign and findings[0][2] == "at byte 0",
+    }
+
+
+def member_line(name: str, size: int, digest: str) -> bytes:
+    return f'["{name}",{size},"{digest}"]\n'.encode()
+
+
+MEMBER_LINE = re.compile(rb'\["([^"\\]+)",(0|[1-9][0-9]{0,15}),"([0-9a-f]{64})"\]\n')
+FRAME_LINE = re.compile(rb'\[(0|[1-9][0-9]*),(0|[1-9][0-9]*),([1-9][0-9]*),([1-9][0-9]*),"([0-9a-f]{64})"\]\n')
+LIBRARY_LINE = re.compile(rb'\["zstd","(0|[1-9][0-9]?)\.(0|[1-9][0-9]?)\.(0|[1-9][0-9]?)",([1-9]|1[0-9])\]\n')
+
+
+def check_table(
+    table: bytes, listed: list[tuple[str, int, str]], frames: list[tuple[int, int, bytes, bytes]], say: Any
+) -> None:
+    """C-15 and C-16: a line for every member, one for the library, one for every frame before the table."""
+    lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", table)
+    cut = next((number for number, line in enumerate(lines) if LIBRARY_LINE.fullmatch(line)), None)
+    wanted = [member_line(*item) for item in listed]
+    found = lines if cut is None else lines[:cut]
+    if found != wanted:
+        position = unmatched = 0
+        said = False
+        for line in found:
+            parsed = MEMBER_LINE.fullmatch(line)
+            if line in wanted[position:]:
+                where = wanted.index(line, position)
+                if where - position > unmatched:
+                    say("C-15", None, "a member is not listed")
+                    said = True
+                position, unmatched = where + 1, 0 if where > position else unmatched
+                continue
+            say("C-15", parsed[1].decode("latin-1") if parsed and is_name(parsed[1].decode("latin-1")) else None)
+            unmatched, said = unmatched + 1, True
+        if len(wanted) - position > unmatched or not said:
+            say("C-15", None, "members are not listed, or in another order")
+    if cut is None:
+        say("C-16", None, "no library line")
+    expected = [
+        f'[{number},{offset},{size},{len(raw)},"{digest.hex()}"]\n'.encode()
+        for number, (offset, size, raw, digest) in enumerate(frames)
+    ]
+    if cut is not None and lines[cut + 1 :] != expected:
+        say("C-16", None, "other frames")
+
+
+def check_tail(data: bytes, at: int, members: int, frames: list[Any], before: int, table_at: int, say: Any) -> None:
+    """C-17 and C-18: the index and the seek table that the frames imply, and nothing after them."""
+    begin = frames[before][0]
+    digest = hashlib.sha256(data[begin:at]).digest()
+    index = b"capsule-index/0\n" + struct.pack("<5Q", members, len(frames), begin, at - begin, table_at) + digest
+    pairs = [(size, len(raw)) for _, size, raw, _ in frames] + [(96, 0)]
+    seek = b"".join(struct.pack("<II", *pair) for pair in pairs) + struct.pack("<IBI", len(pairs), 0, 0x8F92EAB1)
+    for code, expected in (
+        ("C-17", INDEX_START + index),
+        ("C-18", b"\x5e\x2a\x4d\x18" + struct.pack("<I", len(seek)) + seek),
+    ):
+        found = data[at : at + len(expected)]
+        if found != expected:
+            say("C-02" if len(found) < len(expected) and expected.startswith(found) else code, None)
+            if len(found) < len(expected) and expected.startswith(found):
+                return
+        at += len(found)
+    if at < len(data):
+        say("C-01", None, "bytes after the seek table")
+
+
+def salvage(frames: Iterator[Any], seen: list[Any], table_at: int | None, say: Any) -> None:
+    """C-20: after damage, name the members of which a whole table lists a frame that was not seen."""
+    table: list[Any] = []
+    if seen and table_at is None and seen[-1][2].startswith(b"9-TABLE\0"):
+        table = [seen[-1]]
+    known = list(seen)
+    for item in frames:
+        if isinstance(item, Fault):
+            say(item.args[0], None, f"at byte {item.args[1]}")
+            table = []
+            continue
+        known.append(item)
+        if item[2].startswith(b"9-TABLE\0"):
+            table = [item]
+        elif table:
+            table.append(item)
+    if not table:
+        if table_at is None:
+            say("C-20", None, "no whole table follows")
+        return
+    raw = b"".join(item[2] for item in table)
+    header = raw[: 1536 if raw[156:157] == b"x" else 512]
+    try:
+        _, size = name_and_size(header, table[0][0])
+    except Fault:
+        say("C-08", "9-TABLE")
+        return
+    lines = re.findall(rb"[^\n]*\n", raw[len(header) : len(header) + size])
+    there = Counter((offset, digest) for offset, _, _, digest in known)
+    spans, missing, begin = [], [], 0
+    for line in lines:
+        if match := FRAME_LINE.fullmatch(line):
+            key = int(match[2]), bytes.fromhex(match[5].decode())
+            span = begin, begin + int(match[4]), key[1]
+            begin = span[1]
+            if there[key]:
+                there[key] -= 1
+            else:
+                missing.append(span)
+    moved = Counter(digest for (_, digest), count in there.items() for _ in range(count))
+    for start, stop, digest in missing:
+        if moved[digest]:
+            moved[digest] -= 1
+        else:
+            spans.append((start, stop))
+    begin = 0
+    for line in lines:
+        match = MEMBER_LINE.fullmatch(line)
+        if match is None or not is_name(match[1].decode("latin-1")):
+            break
+        size = int(match[2])
+        stop = begin + len(tar_header(match[1], size)) + size + -size % 512
+        if any(start < stop and begin < end for start, end in spans):
+            say("C-20", match[1].decode(), "damaged or missing")
+        begin = stop
+
+
+# --- shapes: what a JSON value must look like -----------------------------------------------------------------------
+
+Shape = Callable[[Any], bool]
+DIGEST_TEXT = re.compile(r"sha256:[0-9a-f]{64}")
+DECIMAL_TEXT = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
+
+
+def like(pattern: str) -> Shape:
+    compiled = re.compile(pattern)
+    return lambda value: isinstance(value, str) and compiled.fullmatch(value) is not None
+
+
+def string(low: int = 0, high: int = SAFE) -> Shape:
+    return lambda value: isinstance(value, str) and low <= len(value) <= high
+
+
+def integer(low: int = 0, high: int = SAFE - 1) -> Shape:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def word(*allowed: str) -> Shape:
+    return lambda value: isinstance(value, str) and value in allowed
+
+
+def maybe(shape: Shape) -> Shape:
+    return lambda value: value is None or shape(value)
+
+
+def either(*shapes: Shape) -> Shape:
+    return lambda value: any(shape(value) for shape in shapes)
+
+
+def array(shape: Shape, least: int = 0) -> Shape:
+    return lambda value: isinstance(value, list) and len(value) >= least and all(map(shape, value))
+
+
+def mapping(key: Shape, shape: Shape) -> Shape:
+    return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(shape, value.values()))
+
+
+def record(**fields: Shape) -> Shape:
+    return lambda value: (
+        isinstance(value, dict) and value.keys() == fields.keys() and all(fields[key](value[key]) for key in fields)
+    )
+
+
+def boolean(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def digest(value: Any) -> bool:
+    return isinstance(value, str) and DIGEST_TEXT.fullmatch(value) is not None
+
+
+def decimal(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 64 and DECIMAL_TEXT.fullmatch(value) is not None
+
+
+def positive(value: Any) -> bool:
+    return decimal(value) and Fraction(value) > 0
+
+
+def not_negative(value: Any) -> bool:
+    return decimal(value) and Fraction(value) >= 0
+
+
+NAME = like(r"[a-z0-9][a-z0-9._-]{0,62}")
+IDENTIFIER = like(r"[a-z][a-z0-9_]{0,62}")
+REVISION = like(r"[0-9a-f]{40}([0-9a-f]{24})?")
+TEXT = string(1, 10_000)
+COUNT = integer(1, 1_000_000)
+SCALAR = either(
+    boolean,
+    integer(1 - SAFE),
+    string(),
+    lambda value: (
+        isinstance(value, dict)
+        and value.keys() == {"decimal"}
+        and decimal(value["decimal"])
+        and not math.isinf(float(value["decimal"]))
+    ),
+)
+PARAMETERS = mapping(string(1, 200), either(SCALAR, array(SCALAR)))
+FAILURES = (
+    "bad_records contaminated device_lost device_mismatch exec_failed exit_nonzero incomplete leaked_descendants "
+    "provenance signalled source_changed trial_error wall_limit"
+).split()
+VOID = "user lost host_crash lease_lost ledger_failed never_started".split()
+
+PROTOCOL = record(
+    schema=word("capsule.protocol/0"),
+    name=NAME,
+    title=TEXT,
+    question=TEXT,
+    arms=array(
+        record(
+            name=NAME,
+            trial=maybe(like(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")),
+            command=maybe(array(TEXT, 1)),
+            parameters=PARAMETERS,
+            revision=maybe(REVISION),
+        ),
+        1,
+    ),
+    workloads=array(record(name=NAME, parameters=PARAMETERS), 1),
+    factors=array(record(name=NAME, levels=array(SCALAR, 1))),
+    design=record(
+        seeds=array(integer(), 1),
+        starts=COUNT,
+        blocks=COUNT,
+        order=word("abba", "shuffled", "listed"),
+        order_seed=integer(),
+        isolation=word("start", "workload", "cell"),
+    ),
+    observations=array(
+        record(
+            name=IDENTIFIER,
+            type=word("float64", "float32", "float16", "int64", "uint64", "bool", "text"),
+            unit=maybe(TEXT),
+            description=maybe(TEXT),
+            minimum=maybe(decimal),
+            maximum=maybe(decimal),
+            optional=boolean,
+            replay=record(
+                rule=word("exact", "absolute", "relative", "never"), tolerance=maybe(not_negative), reason=maybe(TEXT)
+            ),
+        ),
+        1,
+    ),
+    gates=array(
+        record(
+            name=NAME,
+            observation=IDENTIFIER,
+            rule=word("at_most", "at_least", "above", "below", "equal", "not_equal", "finite"),
+            limit=maybe(decimal),
+            on_failure=word("record", "exclude", "stop"),
+        )
+    ),
+    estimates=array(
+        record(
+            name=NAME,
+            rule=word("mean", "difference", "log_ratio"),
+            observation=IDENTIFIER,
+            numerator=NAME,
+            denominator=maybe(NAME),
+            confidence=positive,
+        )
+    ),
+    hypotheses=array(
+        record(
+            name=NAME,
+            claim=TEXT,
+            rule=word("interval_above", "interval_below", "interval_within", "gates_pass"),
+            estimate=maybe(NAME),
+            threshold=maybe(decimal),
+            low=maybe(decimal),
+            high=maybe(decimal),
+            gates=array(NAME),
+            workloads=array(TEXT),
+        ),
+        1,
+    ),
+    exclusions=array(record(arm=maybe(NAME), workload=maybe(TEXT), reason=TEXT)),
+    analysis=record(missing=word("withhold", "drop_start"), starts_min=COUNT, multiplicity=word("none", "bonferroni")),
+    budget=record(
+        device=string(1, 100),
+        devices=COUNT,
+        device_seconds=positive,
+        pilot_device_seconds=not_negative,
+        wall_limit_seconds=positive,
+        kill_grace_seconds=not_negative,
+        release_grace_seconds=not_negative,
+        attempts_max=COUNT,
+        output_bytes_max=integer(1, 2**40),
+        not_after=maybe(string()),
+        exclusivity=word("required", "best_effort"),
+    ),
+    retry=mapping(word(*FAILURES), integer(0, 100)),
+    environment=record(
+        python=TEXT, packages=mapping(like(r"[A-Za-z0-9._-]+"), string()), lock=maybe(TEXT), driver=maybe(TEXT)
+    ),
+    sources=record(include=array(TEXT), exclude=array(TEXT), secrets_allowed=array(TEXT)),
+    replay_sample=COUNT,
+)
+LIST = record(count=integer(), sha256=digest)
+FILE = record(size=integer(), sha256=digest)
+MANIFEST = record(
+    schema=word("capsule.manifest/0"),
+    protocol=PROTOCOL,
+    protocol_file=FILE,
+    cells=LIST,
+    sources=LIST,
+    arms=array(record(arm=string(), revision=maybe(string()), sources=LIST)),
+    lock=maybe(FILE),
+    supersedes=maybe(
+        record(
+            manifest=digest,
+            reason=TEXT,
+            ledger_events=integer(),
+            ledger_head=maybe(digest),
+            attempts_seen=integer(),
+            pilot_attempts_seen=integer(),
+            rows_seen=integer(),
+        )
+    ),
+)
+SOURCE = record(
+    path=string(),
+    kind=word("file", "link"),
+    mode=maybe(word("0644", "0755")),
+    size=integer(),
+    sha256=digest,
+    target=maybe(string()),
+    blob=maybe(REVISION),
+    notes=array(string()),
+)
+CLOCK = record(
+    realtime=like(r"[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\.[0-9]{3}Z"),
+    boottime_ms=integer(),
+    monotonic_ms=integer(),
+    boot_id=string(),
+)
+OUTCOME = word("completed", *FAILURES, *VOID)
+ANY_INTEGER = maybe(integer(-SAFE, SAFE))
+CHARGE = record(lower_ms=integer(), upper_ms=integer(), debited_ms=integer(), observed=boolean)
+END = {"outcome": OUTCOME, "evidence": string(), "charge": CHARGE, "rows": integer(), "files": mapping(string(), FILE)}
+EVENTS: dict[str, Shape] = {
+    "opened": record(format=word("capsule.ledger/0"), protocol=string()),
+    "manifest_adopted": record(manifest=digest, supersedes=maybe(digest)),
+    "sealed": record(size=integer(), sha256=digest, hex=string()),
+    "correction": record(debited_ms=integer(), reason=string()),
+    "reserved": record(
+        manifest=digest, process=integer(), pilot=boolean, from_frozen=boolean, unit=word("cpu", "gpu"),
+        devices=array(string(), 1), reserved_ms=integer(),
+    ),
+    "refused": record(manifest=digest, process=integer(), pilot=boolean, reason=string(), words=string()),
+    "intent": record(
+        leased=CLOCK, supervisor_pid=integer(), argv=array(string()), snapshot=digest,
+        device_baseline=mapping(string(), either(ANY_INTEGER, string())),
+    ),
+    "spawned": record(pid=integer(), start_ticks=integer()),
+    "heartbeat": record(elapsed_ms=integer()),
+    "stopping": record(cause=OUTCOME, evidence=string()),
+    "exit": record(
+        wait_status=ANY_INTEGER, exit_code=ANY_INTEGER, signal=ANY_INTEGER, core_dumped=boolean, cause=string(),
+        evidence=string(), user_ms=integer(), system_ms=integer(), max_rss_bytes=integer(),
+    ),
+    "tree_empty": record(killed=integer(), level=word("cgroup", "subreaper")),
+    "device_clean": record(clean=boolean, released=CLOCK, evidence=string()),
+    "settled": record(overrun_ms=integer(), suspended_ms=integer(), **END),
+    "held_unknown": record(evidence=string()),
+    "reconciled": record(**END),
+}  # fmt: skip
+EVENT = record(
+    seq=integer(),
+    prev=maybe(digest),
+    event=word(*EVENTS),
+    attempt=maybe(like(r"a[0-9]{6}")),
+    at=CLOCK,
+    data=lambda value: isinstance(value, dict),
+)
+HEAD = record(count=integer(), sha256=maybe(digest))
+
+
+# --- the protocol: from TOML, and what it may not mean --------------------------------------------------------------
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "": {
+        "factors": [], "gates": [], "estimates": [], "exclusions": [], "retry": {}, "sources": {}, "replay_sample": 1,
+    },
+    "arms": {"trial": None, "command": None, "parameters": {}, "revision": None},
+    "workloads": {"parameters": {}},
+    "factors": {},
+    "design": {"starts": 1, "blocks": 1},
+    "observations": {"unit": None, "description": None, "minimum": None, "maximum": None, "optional": False},
+    "gates": {"limit": None},
+    "estimates": {"denominator": None},
+    "hypotheses": {"estimate": None, "threshold": None, "low": None, "high": None, "gates": [], "workloads": []},
+    "exclusions": {"arm": None, "workload": None},
+    "analysis": {"starts_min": 2},
+    "budget": {
+        "devices": 1, "pilot_device_seconds": "0", "attempts_max": 1_000_000, "output_bytes_max": 16 << 20,
+        "not_after": None,
+    },
+    "environment": {"packages": {}, "lock": None, "driver": None},
+    "sources": {"include": [], "exclude": [], "secrets_allowed": []},
+}  # fmt: skip
+DECIMALS = {
+    "observations": ["minimum", "maximum"], "gates": ["limit"], "estimates": ["confidence"],
+    "hypotheses": ["threshold", "low", "high"],
+    "budget": "device_seconds pilot_device_seconds wall_limit_seconds kill_grace_seconds release_grace_seconds".split(),
+}  # fmt: skip
+
+
+class FloatText(str):
+    """A TOML float as its text."""
+
+
+def read_toml(data: bytes) -> dict[str, Any]:
+    """Return the normalised protocol of a TOML file: every key written out, numbers with a fraction as text."""
+    if len(data) > 1 << 20:
+        raise Bad("more than a megabyte")
+    try:
+        tree = normal(tomllib.loads(data.decode().replace("\r\n", "\n"), parse_float=FloatText))
+    except (ValueError, RecursionError) as error:
+        raise Bad(f"not TOML: {error}") from error
+    if not PROTOCOL(tree):
+        raise Bad("not a protocol")
+    return tree
+
+
+def normal(tree: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {**DEFAULTS[""], **tree}
+    for name, defaults in DEFAULTS.items():
+        if not name or name not in result:
+            continue
+        group = result[name] if isinstance(result[name], list) else [result[name]]
+        filled = []
+        for item in group:
+            if not isinstance(item, dict):
+                raise Bad(f"{name} must be tables")
+            item = {**defaults, **item}
+            for key in DECIMALS.get(name, []):
+                item[key] = number_text(item.get(key))
+            if name == "observations" and isinstance(item.get("replay"), dict):
+                replay = {"tolerance": None, "reason": None, **item["replay"]}
+                item["replay"] = {**replay, "tolerance": number_text(replay["tolerance"])}
+            for free in ("parameters", "levels"):
+                if free in item and name in ("arms", "workloads", "factors"):
+                    item[free] = free_value(item[free])
+            filled.append(item)
+        result[name] = filled if isinstance(result[name], list) else filled[0]
+    filled_in: dict[str, Any] = plain(result)
+    return filled_in
+
+
+def number_text(value: Any) -> Any:
+    if type(value) is int and -(2**63) <= value < 2**64:
+        return str(value)
+    return str(value).replace("_", "") if isinstance(value, str) else value
+
+
+def free_value(value: Any, inside: bool = False) -> Any:
+    """A parameter: numbers with a fraction become {"decimal": TEXT}."""
+    if isinstance(value, FloatText):
+        return {"decimal": value.replace("_", "")}
+    if isinstance(value, list):
+        return [free_value(item, True) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if inside and value.keys() == {"decimal"} and not isinstance(value["decimal"], FloatText):
+        return {"decimal": number_text(value["decimal"])}
+    return {key: free_value(item, True) for key, item in value.items()}
+
+
+def plain(value: Any) -> Any:
+    """Refuse numbers with a fraction where none belongs, and write times as RFC 3339."""
+    if isinstance(value, FloatText):
+        raise Bad(f"the number {value} where none with a fraction belongs")
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, datetime | date | time):
+        raise Bad("a time without its offset")
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def named(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {item["name"]: item for item in items}
+
+
+def milliseconds(seconds: str) -> int:
+    return math.ceil(Fraction(seconds) * 1000)
+
+
+def worst_case(budget: dict[str, Any]) -> int:
+    parts = ("wall_limit_seconds", "kill_grace_seconds", "release_grace_seconds")
+    return int(budget["devices"]) * sum(milliseconds(budget[part]) for part in parts)
+
+
+def base(workload: str) -> str:
+    return workload.partition("[")[0]
+
+
+def workload_names(protocol: dict[str, Any]) -> list[str]:
+    """The workloads crossed with the factors, in order."""
+    result = []
+    for workload in protocol["workloads"]:
+        for levels in itertools.product(*(factor["levels"] for factor in protocol["factors"])):
+            pairs = zip(protocol["factors"], levels, strict=True)
+            crossing = ",".join(f"{factor['name']}={level_text(level)}" for factor, level in pairs)
+            result.append(f"{workload['name']}[{crossing}]" if crossing else workload["name"])
+    return result
+
+
+def level_text(level: Any) -> str:
+    return level["decimal"] if isinstance(level, dict) else str(level)
+
+
+def excluded(protocol: dict[str, Any], arm: str, workload: str) -> str | None:
+    for item in protocol["exclusions"]:
+        if item["arm"] in (None, arm) and item["workload"] in (None, workload, base(workload)):
+            return str(item["reason"])
+    return None
+
+
+def selected(protocol: dict[str, Any], hypothesis: dict[str, Any]) -> list[str]:
+    wanted = hypothesis["workloads"]
+    return [name for name in workload_names(protocol) if not wanted or name in wanted or base(name) in wanted]
+
+
+def count_cells(protocol: dict[str, Any]) -> int:
+    design = protocol["design"]
+    per_block = len(protocol["arms"]) * (1 + (design["order"] == "abba"))
+    workloads = len(protocol["workloads"]) * math.prod(len(factor["levels"]) for factor in protocol["factors"])
+    return int(len(design["seeds"]) * design["starts"] * design["blocks"] * workloads * per_block)
+
+
+def complaint(protocol: dict[str, Any]) -> str | None:
+    """Return the first thing that a protocol may not mean, or None."""
+    return next(complaints(protocol), None)
+
+
+def complaints(protocol: dict[str, Any]) -> Iterator[str]:
+    for group in ("arms", "workloads", "factors", "observations", "gates", "estimates", "hypotheses"):
+        if len(named(protocol[group])) < len(protocol[group]):
+            yield f"a name twice in {group}"
+    design, arms, columns = protocol["design"], named(protocol["arms"]), named(protocol["observations"])
+    starts = len(design["seeds"]) * design["starts"]
+    if len(set(design["seeds"])) < len(design["seeds"]):
+        yield "a seed twice"
+    for arm in protocol["arms"]:
+        if (arm["trial"] is None) == (arm["command"] is None):
+            yield "not exactly one of trial and command"
+        if arm["command"] is not None and design["isolation"] != "cell":
+            yield "a command without a process for each cell"
+    if len({arm["revision"] for arm in protocol["arms"]}) > 1 and design["isolation"] != "cell":
+        yield "revisions that share a process"
+    for column in protocol["observations"]:
+        yield from column_complaints(column)
+    for gate in protocol["gates"]:
+        yield from gate_complaints(gate, columns.get(gate["observation"]))
+    for estimate in protocol["estimates"]:
+        column = columns.get(estimate["observation"])
+        if column is None or column["type"] == "text":
+            yield "an estimate of no number"
+        if estimate["numerator"] not in arms or (estimate["rule"] == "mean") != (estimate["denominator"] is None):
+            yield "an estimate of the wrong arms"
+        if estimate["denominator"] is not None and estimate["denominator"] not in arms.keys() - {estimate["numerator"]}:
+            yield "an estimate against no other arm"
+        if not Fraction(1, 2) <= Fraction(estimate["confidence"]) <= Fraction("0.9999999"):
+            yield "a confidence out of range"
+        if not max(2, protocol["analysis"]["starts_min"]) <= starts:
+            yield "too few starts"
+    for hypothesis in protocol["hypotheses"]:
+        yield from hypothesis_complaints(protocol, hypothesis)
+    yield from budget_complaints(protocol["budget"])
+    if count_cells(protocol) > 1_000_000:
+        yield "too many cells"
+        return
+    yield from plan_complaints(protocol, set(arms))
+
+
+def column_complaints(column: dict[str, Any]) -> Iterator[str]:
+    low, high, replay = column["minimum"], column["maximum"], column["replay"]
+    taken = "cell arm workload seed start block position process status reason attempt final pilot manifest error end"
+    if column["name"] in taken.split():
+        yield "a name that every row has"
+    if column["type"] == "text":
+        if low is not None or high is not None:
+            yield "a range of text"
+    else:
+        least, most = support(column)
+        if least > most:
+            yield "an empty range"
+    if (replay["rule"] in ("absolute", "relative")) != (replay["tolerance"] is not None):
+        yield "a tolerance out of place"
+    if (replay["rule"] == "never") != (replay["reason"] is not None):
+        yield "a reason out of place"
+    if column["type"] in ("text", "bool") and replay["rule"] in ("absolute", "relative"):
+        yield "a tolerance of what is no number"
+
+
+Bound = Fraction | float
+
+
+def support(column: dict[str, Any]) -> tuple[Bound, Bound]:
+    """The values that a column may hold: its declared range within that of its type."""
+    low: Bound = -math.inf if column["minimum"] is None else Fraction(column["minimum"])
+    high: Bound = math.inf if column["maximum"] is None else Fraction(column["maximum"])
+    types = {"bool": (0, 1), "int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
+    if column["type"] in types:
+        least, most = types[column["type"]]
+        low = Fraction(least if low == -math.inf else max(least, math.ceil(low)))
+        high = Fraction(most if high == math.inf else min(most, math.floor(high)))
+    return low, high
+
+
+def meets(rule: str, value: Any, limit: Any) -> bool:
+    order = (value > limit) - (value < limit)
+    allowed = {"at_most": (-1, 0), "at_least": (0, 1), "above": (1,), "below": (-1,), "equal": (0,)}
+    return order in allowed.get(rule, (-1, 1))
+
+
+def gate_complaints(gate: dict[str, Any], column: dict[str, Any] | None) -> Iterator[str]:
+    if column is None or column["type"] == "text":
+        yield "a gate on no number"
+        return
+    real = column["type"].startswith("float")
+    if (gate["rule"] == "finite") != (gate["limit"] is None):
+        yield "a limit out of place"
+    elif gate["rule"] == "finite":
+        if not real:
+            yield "a gate that can never fail"
+    else:
+        limit, (low, high) = Fraction(gate["limit"]), support(column)
+        probes: list[Bound] = [low, high]  # the ends, the limit, and what lies just beside it
+        if low <= limit <= high and (real or limit.denominator == 1):
+            probes.append(limit)
+        answers = {meets(gate["rule"], probe, limit) for probe in probes}
+        if len(answers) < 2:
+            yield "a gate that can never pass or never fail"
+
+
+def hypothesis_complaints(protocol: dict[str, Any], hypothesis: dict[str, Any]) -> Iterator[str]:
+    needed = {"gates_pass": {"gates"}, "interval_within": {"estimate", "low", "high"}}
+    given = {key for key in ("estimate", "threshold", "low", "high", "gates") if hypothesis[key] not in (None, [])}
+    if given != needed.get(hypothesis["rule"], {"estimate", "threshold"}):
+        yield "keys that the rule does not take"
+    if hypothesis["estimate"] is not None and hypothesis["estimate"] not in named(protocol["estimates"]):
+        yield "no such estimate"
+    if not set(hypothesis["gates"]) <= named(protocol["gates"]).keys():
+        yield "no such gate"
+    low, high = hypothesis["low"], hypothesis["high"]
+    if low is not None and high is not None and Fraction(low) >= Fraction(high):
+        yield "a range upside down"
+
+
+def budget_complaints(budget: dict[str, Any]) -> Iterator[str]:
+    for key in DECIMALS["budget"]:
+        if milliseconds(budget[key]) * budget["devices"] >= SAFE:
+            yield "too much time"
+            return
+    if budget["not_after"] is not None:
+        form = r"[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+        try:
+            right = re.fullmatch(form, budget["not_after"]) and datetime.fromisoformat(budget["not_after"]).tzinfo
+        except ValueError:
+            right = None
+        if not right:
+            yield "no time"
+    if worst_case(budget) > milliseconds(budget["device_seconds"]):
+        yield "a budget for no attempt"
+
+
+def plan_complaints(protocol: dict[str, Any], arms: set[str]) -> Iterator[str]:
+    workloads = workload_names(protocol)
+    known = {*workloads, *map(base, workloads)}
+    for factor in protocol["factors"]:
+        if any(factor["name"] in workload["parameters"] for workload in protocol["workloads"]):
+            yield "a factor that a workload sets"
+        if len(set(map(level_text, factor["levels"]))) < len(factor["levels"]):
+            yield "a level twice"
+    if len(set(workloads)) < len(workloads):
+        yield "a crossed workload twice"
+    for exclusion in protocol["exclusions"]:
+        if exclusion["arm"] not in {None, *arms} or exclusion["workload"] not in {None, *known}:
+            yield "an exclusion of nothing"
+    if all(excluded(protocol, arm, workload) is not None for arm in arms for workload in workloads):
+        yield "every cell excluded"
+        return
+    if len(protocol["hypotheses"]) * len(workloads) > 1_000_000:
+        yield "too many decisions"
+        return
+    estimates = named(protocol["estimates"])
+    for hypothesis in protocol["hypotheses"]:
+        if not set(hypothesis["workloads"]) <= known:
+            yield "no such workload"
+        estimate = estimates.get(hypothesis["estimate"] or "", {})
+        for workload in selected(protocol, hypothesis):
+            out = {arm for arm in arms if excluded(protocol, arm, workload) is not None}
+            if out & {estimate.get("numerator"), estimate.get("denominator")} or out == arms:
+                yield "a hypothesis about cells that are not run"
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def shuffled(items: list[str], seed: int, label: str) -> list[str]:
+    """Fisher-Yates with 64-bit words of SHA-256 in counter mode, words that would favour a place skipped."""
+    result = list(items)
+    stream = (
+        int.from_bytes(hashlib.sha256(f"capsule.shuffle/0\n{seed}\n{label}\n{counter}".encode()).digest()[at : at + 8])
+        for counter in itertools.count()
+        for at in (0, 8, 16, 24)
+    )
+    for last in reversed(range(1, len(result))):
+        size = last + 1
+        while (drawn := next(stream)) >= 2**64 // size * size:
+            pass
+        chosen = drawn % size
+        result[last], result[chosen] = result[chosen], result[last]
+    return result
+
+
+def plan_of(protocol: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every planned cell in running order."""
+    design = protocol["design"]
+    names, arms = workload_names(protocol), [arm["name"] for arm in protocol["arms"]]
+    cells: list[dict[str, Any]] = []
+    shared: dict[Any, int] = {}
+    for seed in design["seeds"]:
+        for start in range(design["starts"]):
+            for workload in drawn_order(names, design, f"workloads/{seed}/{start}"):
+                for block in range(design["blocks"]):
+                    order = drawn_order(arms, design, f"arms/{seed}/{start}/{workload}/{block}")
+                    if design["order"] == "abba":
+                        order = order + order[::-1]
+                    for position, arm in enumerate(order):
+                        together = {"start": (seed, start), "workload": (seed, start, workload), "cell": len(cells)}
+                        process = shared.setdefault(together[design["isolation"]], len(shared))
+                        cells.append({
+                            "cell": f"c{len(cells):06d}", "arm": arm, "workload": workload, "seed": seed,
+                            "start": start, "block": block, "position": position, "process": process,
+                            "excluded": excluded(protocol, arm, workload),
+                        })  # fmt: skip
+    return cells
+
+
+def drawn_order(items: list[str], design: dict[str, Any], label: str) -> list[str]:
+    return list(items) if design["order"] == "listed" else shuffled(items, design["order_seed"], label)
+
+
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+STATES = """
+none     reserved>reserved refused>refused
+reserved intent>intent refused>refused held_unknown>held
+intent   spawned>running exit>exited held_unknown>held
+running  heartbeat>running stopping>stopping exit>exited held_unknown>held
+stopping heartbeat>stopping stopping>stopping exit>exited held_unknown>held
+exited   tree_empty>emptied stopping>exited heartbeat>exited held_unknown>held
+emptied  device_clean>clean heartbeat>emptied held_unknown>held
+clean    settled>settled held_unknown>held
+held     reconciled>reconciled held_unknown>held
+"""
+NEXT = {
+    (line.split()[0], *step.split(">")[:1]): step.split(">")[1]
+    for line in STATES.strip().splitlines()
+    for step in line.split()[1:]
+}
+OVER = ("settled", "reconciled", "refused")
+
+
+def read_ledger(data: bytes) -> dict[str, Any]:
+    """Return the events that could be read, the hash of every line, and what is wrong with the chain."""
+    *lines, tail = data.split(b"\n")
+    events: list[dict[str, Any]] = []
+    hashes: list[str] = []
+    wrong: list[str] = []
+    for number, line in enumerate(lines):
+        try:
+            event = decode_json(line)
+            if not EVENT(event) or not EVENTS[event["event"]](event["data"]):
+                raise Bad("not an event")
+            if event["seq"] != number or event["prev"] != (hashes[-1] if hashes else None):
+                wrong.append(f"line {number + 1} does not follow the line before it")
+            events.append(event)
+        except Bad as bad:
+            wrong.append(f"line {number + 1}: {bad}")
+        hashes.append(sha(line))
+    if tail:
+        wrong.append("a torn tail")
+    wrong += ["sealed bytes that are not what they say" for event in events if not sealed_well(event)]
+    if not events:
+        wrong.append("no events")
+    return {"events": events, "hashes": hashes, "wrong": wrong}
+
+
+def sealed_well(event: dict[str, Any]) -> bool:
+    """Whether the torn tail that an event keeps has the size and digest that it says."""
+    data = event["data"]
+    if event["event"] != "sealed":
+        return True
+    if not re.fullmatch("([0-9a-f]{2})*", data["hex"]):
+        return False
+    tail = bytes.fromhex(data["hex"])
+    return {"size": len(tail), "sha256": sha(tail)} == {key: data[key] for key in ("size", "sha256")}
+
+
+def new_account() -> dict[str, Any]:
+    return {"protocol": None, "manifests": [], "attempts": {}, "wrong": []}
+
+
+def add_up(events: Any) -> dict[str, Any]:
+    account = new_account()
+    for event in events:
+        book(account, event)
+    return account
+
+
+def book(account: dict[str, Any], event: dict[str, Any]) -> None:
+    """Add one event to an account."""
+    kind, data, wrong = event["event"], event["data"], account["wrong"]
+    if event["seq"] == 0 and kind != "opened":
+        wrong.append("the first event does not open")
+    if (event["attempt"] is None) != (kind in ("opened", "manifest_adopted", "sealed")):
+        wrong.append(f"{kind} of {event['attempt']}")
+    elif kind == "opened":
+        if event["seq"] != 0 or account["protocol"] is not None:
+            wrong.append("opened again")
+        account["protocol"] = data["protocol"]
+    elif kind == "manifest_adopted":
+        if data["supersedes"] != (account["manifests"][-1] if account["manifests"] else None):
+            wrong.append("a manifest out of its chain")
+        account["manifests"].append(data["manifest"])
+    elif event["attempt"] is not None:
+        book_attempt(account, event)
+
+
+def book_attempt(account: dict[str, Any], event: dict[str, Any]) -> None:
+    name, kind, data = event["attempt"], event["event"], event["data"]
+    if name not in account["attempts"]:
+        if name != f"a{len(account['attempts']) + 1:06d}":
+            account["wrong"].append(f"attempt {name} out of order")
+        account["attempts"][name] = {"state": "none", "corrected": 0, "lived": 0}
+    attempt = account["attempts"][name]
+    if kind == "correction":
+        if attempt["state"] not in OVER:
+            account["wrong"].append(f"a correction of {name}, which goes on")
+        attempt["corrected"] += data["debited_ms"]
+        return
+    if (attempt["state"], kind) not in NEXT:
+        account["wrong"].append(f"{kind} after {attempt['state']} of {name}")
+        return
+    attempt["state"] = NEXT[attempt["state"], kind]
+    attempt["end" if kind in ("settled", "reconciled") else kind] = data
+    if kind == "heartbeat":
+        attempt["lived"] = data["elapsed_ms"]
+    if kind == "reserved" and not data["pilot"] and [data["manifest"]] != account["manifests"][-1:]:
+        account["wrong"].append(f"{name} under another manifest than the current one")
+
+
+def is_pilot(attempt: dict[str, Any]) -> bool:
+    return bool((attempt.get("reserved") or attempt.get("refused") or {"pilot": False})["pilot"])
+
+
+def held(attempt: dict[str, Any]) -> int:
+    """Device-milliseconds that an attempt takes from the budget."""
+    if "refused" in attempt or "reserved" not in attempt:
+        return 0
+    if "end" in attempt:
+        return int(attempt["end"]["charge"]["debited_ms"] + attempt["corrected"])
+    return int(attempt["reserved"]["reserved_ms"])
+
+
+def held_by(account: dict[str, Any], unit: str, pilot: bool) -> int:
+    own = [a for a in account["attempts"].values() if "reserved" in a and a["reserved"]["unit"] == unit]
+    return sum(held(attempt) for attempt in own if is_pilot(attempt) == pilot)
+
+
+# --- journals -------------------------------------------------------------------------------------------------------
+
+FLOATS = {"float64": ("<d", 52, 64), "float32": ("<f", 23, 32), "float16": ("<e", 10, 16)}  # layout, mantissa, width
+INTEGERS = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
+
+
+def read_journal(data: bytes, columns: list[dict[str, Any]], cells: list[str]) -> dict[str, Any]:
+    """Return the rows of a journal by cell: a map of typed values, or the text of an error."""
+    journal: dict[str, Any] = {"rows": {}, "ended": False, "faults": 0}
+    *lines, tail = data.split(b"\n")
+    journal["torn"] = bool(tail)
+    spoiled = set()
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            item = journal_object(line)
+            if item.get("end") is True and "cell" not in item:
+                journal["ended"] = True
+                continue
+            cell, row = journal_row(item, columns, cells)
+            if cell in journal["rows"] or cell in spoiled:
+                spoiled.add(cell)
+                raise Bad("two rows of a cell")
+            journal["rows"][cell] = row
+        except Bad:
+            journal["faults"] += 1
+    for cell in spoiled:
+        del journal["rows"][cell]
+    return journal
+
+
+def journal_object(line: bytes) -> dict[str, Any]:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(items)
+        if len(result) < len(items):
+            raise Bad("a key twice")
+        return result
+
+    def whole(text: str) -> Any:
+        if len(text) > 40:
+            raise Bad("too long a number")
+        return -0.0 if text == "-0" else int(text)
+
+    def fraction(text: str) -> float:
+        if math.isinf(float(text)):
+            raise Bad("too large a number")
+        return float(text)
+
+    if len(line) > 1 << 20:
+        raise Bad("too long a line")
+    try:
+        item = json.loads(line.decode(), object_pairs_hook=pairs, parse_int=whole, parse_float=fraction)
+        json.dumps(item, ensure_ascii=False).encode()  # no half characters
+    except (ValueError, RecursionError) as error:
+        raise Bad(str(error)) from error
+    if not isinstance(item, dict) or depth(item) > 32:
+        raise Bad("not a flat object")
+    return item
+
+
+def journal_row(item: dict[str, Any], columns: list[dict[str, Any]], cells: list[str]) -> tuple[str, Any]:
+    cell = item.pop("cell", None)
+    if cell is None and len(cells) == 1:
+        cell = cells[0]
+    if not isinstance(cell, str) or cell not in cells:
+        raise Bad("no planned cell")
+    if "error" in item:
+        return cell, str(item["error"])
+    row = {}
+    for column in columns:
+        value = item.pop(column["name"], None)
+        if value is None and not column["optional"]:
+            raise Bad("a value is missing")
+        row[column["name"]] = None if value is None else typed(value, column["type"])
+    if item:
+        raise Bad("an undeclared value")
+    return cell, row
+
+
+def typed(value: Any, kind: str) -> Any:
+    """Return a value as its column holds it: floats as their bits."""
+    if kind == "bool":
+        if isinstance(value, bool):
+            return value
+    elif kind == "text":
+        if isinstance(value, str) and len(value) <= 10_000:
+            return value
+    elif kind in INTEGERS:
+        if isinstance(value, str) and re.fullmatch("-?[0-9]{1,20}", value):
+            value = int(value)
+        low, high = INTEGERS[kind]
+        if type(value) is int and low <= value <= high:
+            return value
+    elif isinstance(value, str):
+        names = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf, "-0": -0.0}
+        if value in names:
+            return float_bits(names[value], kind)
+        if value.startswith("NaN:"):
+            return nan_bits(value[4:], kind)
+    elif type(value) in (int, float):
+        return float_bits(value, kind)
+    raise Bad(f"not a {kind}")
+
+
+def float_bits(value: float, kind: str) -> bytes:
+    layout, mantissa, width = FLOATS[kind]
+    if math.isnan(value):
+        return ((1 << width - 1) - (1 << mantissa - 1)).to_bytes(width // 8, "little")
+    try:
+        return struct.pack(layout, value)
+    except (OverflowError, struct.error) as error:
+        raise Bad("too large a number") from error
+
+
+def nan_bits(digits: str, kind: str) -> bytes:
+    """A NaN by its bits; of a double's in a narrower column the sign and the leading bits of the payload are kept."""
+    _, mantissa, width = FLOATS[kind]
+    if len(digits) not in (width // 4, 16) or not re.fullmatch("[0-9a-f]+", digits):
+        raise Bad("not the bits of a NaN")
+    bits, wide = int(digits, 16), next(own for own in FLOATS.values() if own[2] == 4 * len(digits))
+    _, wide_mantissa, wide_width = wide
+    payload = bits % (1 << wide_mantissa)
+    exponent = (1 << wide_width - 1) - (1 << wide_mantissa)
+    if not payload or bits & exponent != exponent:
+        raise Bad("not the bits of a NaN")
+    payload = payload >> wide_mantissa - mantissa or 1 << mantissa - 1
+    whole = (bits >> wide_width - 1 << width - 1) + (1 << width - 1) - (1 << mantissa) + payload
+    return whole.to_bytes(width // 8, "little")
+
+
+def as_number(value: Any, kind: str) -> Any:
+    """Return a typed value as a number; integers stay exact."""
+    return struct.unpack(FLOATS[kind][0], value)[0] if kind in FLOATS else int(value)
+
+
+def judged(cells: list[str], journal: dict[str, Any]) -> str:
+    """The outcome of a process that exited with status 0."""
+    rows = journal["rows"]
+    if journal["faults"]:
+        return "bad_records"
+    if journal["torn"] or not journal["ended"] or not all(cell in rows for cell in cells):
+        return "incomplete"
+    return "trial_error" if any(isinstance(row, str) for row in rows.values()) else "completed"
+
+
+# --- final rows and the table ---------------------------------------------------------------------------------------
+
+
+def deciding(protocol: dict[str, Any], attempts: list[tuple[str, Any]]) -> tuple[str, Any] | None:
+    """The attempt that settles a process: the first that completed, or one failure more than its retries."""
+    failures: Counter[str] = Counter()
+    for name, attempt in attempts:
+        outcome = attempt["end"]["outcome"] if "end" in attempt else "user"
+        if outcome in VOID:
+            continue
+        failures[outcome] += 1
+        if outcome == "completed" or failures[outcome] > protocol["retry"].get(outcome, 0):
+            return name, attempt
+    return None
+
+
+def final_rows(known: dict[str, Any]) -> list[dict[str, Any]]:
+    """The one final row of every planned cell."""
+    protocol, identity, attempts = known["protocol"], known["identity"], known["account"]["attempts"]
+    own = [attempt for attempt in attempts.values() if not is_pilot(attempt)]
+    waiting = "pending"
+    if own and "refused" in own[-1] and own[-1]["refused"]["manifest"] == identity:
+        waiting = own[-1]["refused"]["reason"]
+    tries: dict[int, list[Any]] = {}
+    for name, attempt in attempts.items():
+        reserved = attempt.get("reserved", {"manifest": None})
+        if reserved["manifest"] == identity and "refused" not in attempt and not reserved["pilot"]:
+            tries.setdefault(reserved["process"], []).append((name, attempt))
+    nothing = {column["name"]: None for column in protocol["observations"]}
+    rows = []
+    for cell in known["cells"]:
+        mine = tries.get(cell["process"], [])
+        row = {"cell": cell, "status": "not_run", "reason": None, "attempt": None, "values": nothing}
+        decided = deciding(protocol, mine)
+        if cell["excluded"] is not None:
+            row["reason"] = f"excluded: {cell['excluded']}"
+        elif decided is None:
+            void = mine and "end" in mine[-1][1] and mine[-1][1]["end"]["outcome"] in VOID
+            row["reason"] = "interrupted" if void and waiting == "pending" else waiting
+        else:
+            name, attempt = decided
+            row |= {"status": "failed", "attempt": name, "reason": attempt["end"]["outcome"]}
+            if row["reason"] in ("completed", "trial_error"):
+                found = known["journals"].get(name, {"rows": {}})["rows"].get(cell["cell"])
+                if isinstance(found, dict):
+                    row |= {"status": "ok", "reason": None, "values": found}
+                else:
+                    row["reason"] = "missing_row" if found is None else "trial_error"
+        rows.append(row)
+    return rows
+
+
+def table_of(known: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the table: the final ones, then what did not become final."""
+    cells = {cell["cell"]: cell for cell in known["cells"]}
+    nothing = {column["name"]: None for column in known["protocol"]["observations"]}
+    lines = [table_line(r["cell"], r["status"], r["reason"], r["attempt"], True, False, r["values"]) for r in rows]
+    used = {(r["attempt"], r["cell"]["cell"]) for r in rows if r["status"] == "ok" or r["reason"] == "trial_error"}
+    for name, attempt in known["account"]["attempts"].items():
+        if "reserved" not in attempt or attempt["reserved"]["manifest"] != known["identity"]:
+            continue
+        outcome = attempt["end"]["outcome"] if "end" in attempt else "open"
+        for cell, found in known["journals"].get(name, {"rows": {}})["rows"].items():
+            if (name, cell) not in used:
+                words = "pilot" if is_pilot(attempt) else f"void: {outcome}"
+                status, reason = ("failed", "trial_error") if isinstance(found, str) else ("ok", words)
+                values = nothing if isinstance(found, str) else found
+                lines.append(table_line(cells[cell], status, reason, name, False, is_pilot(attempt), values))
+    return lines
+
+
+def table_line(
+    cell: dict[str, Any], status: str, reason: str | None, attempt: str | None, final: bool, pilot: bool, values: Any
+) -> dict[str, Any]:
+    kept = ("cell", "arm", "workload", "seed", "start", "block", "position", "process")
+    own = {"status": status, "reason": reason, "attempt": attempt, "final": final, "pilot": pilot}
+    return {**{key: cell[key] for key in kept}, **own, **values}
+
+
+def read_table(data: bytes, protocol: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Read the packed table: the frozen columns, plain and uncompressed, `count` rows. Floats come as their bits.
+
+    All of that is known before a value is decoded, so that no file can ask for more memory than an honest one.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrow = {
+        "text": pa.string(), "bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(),
+        "float64": pa.float64(), "float32": pa.float32(), "float16": pa.float16(),
+    }  # fmt: skip
+    kinds = dict.fromkeys("cell arm workload status reason attempt".split(), "text")
+    kinds |= dict.fromkeys("seed start block position process".split(), "int64") | {"final": "bool", "pilot": "bool"}
+    order = "cell arm workload seed start block position process status reason attempt final pilot".split()
+    columns = [(name, kinds[name]) for name in order]
+    columns += [(column["name"], column["type"]) for column in protocol["observations"]]
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        if not file.schema_arrow.equals(pa.schema([(name, arrow[kind]) for name, kind in columns])):
+            raise Bad("other columns than the frozen ones")
+        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+        for group in groups:
+            for index in range(len(columns)):
+                chunk = group.column(index)
+                if chunk.compression != "UNCOMPRESSED" or not {*chunk.encodings} <= {"PLAIN", "RLE"}:
+                    raise Bad("columns that are not plain and uncompressed")
+                if chunk.total_uncompressed_size > len(data):
+                    raise Bad("a column larger than the file")
+        if not count == file.metadata.num_rows == sum(group.num_rows for group in groups):
+            raise Bad(f"{file.metadata.num_rows} rows, expected {count}")
+        table = file.read(use_threads=False)
+        table.validate(full=True)
+        values = [column_values(pa, table.column(name), kind) for name, kind in columns]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Bad(f"not a table: {str(error)[:80]}") from error
+    return [dict(zip((name for name, _ in columns), row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def column_values(pa: Any, column: Any, kind: str) -> list[Any]:
+    if kind not in FLOATS:
+        return list(column.to_pylist())
+    width, result = FLOATS[kind][2] // 8, []
+    for chunk in column.chunks:
+        bits = chunk.buffers()[1].to_pybytes() if len(chunk) else b""
+        for index, there in enumerate(chunk.is_valid().to_pylist()):
+            at = (chunk.offset + index) * width
+            result.append(bits[at : at + width] if there else None)
+    return result
+
+
+# --- statistics -----------------------------------------------------------------------------------------------------
+
+Exact = Fraction | float
+
+
+def exact(value: float) -> Exact:
+    """A number for comparison without rounding; infinities stay what they are."""
+    return value if isinstance(value, float) and not math.isfinite(value) else Fraction(value)
+
+
+def mean(values: list[float]) -> float:
+    """The mean of finite values: their correctly rounded sum divided by their number, as doubles."""
+    try:
+        return float(sum(map(Fraction, values))) / len(values)
+    except OverflowError:
+        return float(sum(map(Fraction, values)) / len(values))
+
+
+def start_number(rule: str, top: list[float], bottom: list[float]) -> float | None:
+    if not top or (rule != "mean" and not bottom) or not all(map(math.isfinite, top + bottom)):
+        return None
+    if rule == "log_ratio":
+        if min(top + bottom) <= 0:
+            return None
+        top, bottom = [logarithm(value) for value in top], [logarithm(value) for value in bottom]
+    found = mean(top) - (mean(bottom) if rule != "mean" else 0)
+    return found if math.isfinite(found) else None
+
+
+def logarithm(value: float) -> float:
+    with localcontext() as context:
+        context.prec = 40
+        return float(Decimal(value).ln())
+
+
+def confidence_interval(values: list[float], level: float) -> tuple[float, float, float] | None:
+    """Mean, low and high of Student's t over starts, or None where an end is no double."""
+    count, middle = len(values), mean(values)
+    try:
+        spread = [float(Fraction(value) - Fraction(middle)) for value in values]
+    except OverflowError:
+        return None
+    with localcontext() as context:
+        context.prec, context.Emax, context.Emin = 50, 999_999, -999_999
+        error = (sum((Decimal(item) ** 2 for item in spread), Decimal(0)) / (count - 1) / count).sqrt()
+        half = float(t_quantile(0.5 + level / 2, count - 1) * error)
+    low, high = middle - half, middle + half
+    return (middle, low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def t_quantile(probability: float, degrees: int) -> Decimal:
+    """The quantile of Student's t for whole degrees of freedom, by its finite trigonometric series.
+
+    With t = sqrt(degrees) tan(angle) the probability between -t and t is a finite sum in sine and cosine of the angle
+    (Abramowitz and Stegun 26.7.3 and 26.7.4); Newton's method, held in a bracket, finds the angle to 40 digits.
+    """
+    with localcontext() as context:
+        context.prec = 50
+        return solved_quantile(2 * Decimal(probability) - 1, degrees)
+
+
+def solved_quantile(target: Decimal, degrees: int) -> Decimal:
+    half_turn = arctangent_of_one() * 2
+    slope = 2 / (half_turn * 2) if degrees % 2 else Decimal(1)
+    for number in range(1 + (degrees + 1) % 2, degrees, 2):
+        slope *= Decimal(number + 1) / number
+    low, high = Decimal(0), half_turn
+    angle = half_turn / 2
+    for _ in range(400):
+        sine, cosine = sine_cosine(angle)
+        difference = between(angle, sine, cosine, degrees, half_turn) - target
+        low, high = (low, angle) if difference > 0 else (angle, high)
+        following = angle - difference / (slope * cosine ** (degrees - 1))
+        if not low < following < high:
+            following = (low + high) / 2
+        if abs(following - angle) <= abs(half_turn - angle) * Decimal("1e-38"):
+            break
+        angle = following
+    return Decimal(degrees).sqrt() * sine / cosine
+
+
+def between(angle: Decimal, sine: Decimal, cosine: Decimal, degrees: int, half_turn: Decimal) -> Decimal:
+    """The probability between -t and t, t = sqrt(degrees) tan(angle)."""
+    square = cosine * cosine
+    term = cosine if degrees % 2 else Decimal(1)
+    total = Decimal(0)
+    for number in range(2 + degrees % 2, degrees + 1, 2):
+        total += term
+        term *= square * (number - 1) / number
+    return (angle + sine * total) / half_turn if degrees % 2 else sine * total
+
+
+def arctangent_of_one() -> Decimal:
+    """A quarter of pi, by Machin's formula."""
+    return 4 * arctangent_of_inverse(5) - arctangent_of_inverse(239)
+
+
+def arctangent_of_inverse(number: int) -> Decimal:
+    power = total = 1 / Decimal(number)
+    for odd in range(3, 120, 2):
+        power /= -number * number
+        total += power / odd
+    return total
+
+
+def sine_cosine(angle: Decimal) -> tuple[Decimal, Decimal]:
+    sums = [Decimal(1), angle]
+    term = angle
+    for power in range(2, 60):
+        term *= angle / power
+        sums[power % 2] += -term if power % 4 in (2, 3) else term
+    return sums[1], sums[0]
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def text(value: float) -> str:
+    return repr(float(value))
+
+
+def passes(gate: dict[str, Any], row: dict[str, Any], kinds: dict[str, str]) -> bool | None:
+    """Whether a final row passes a gate; None where it has nothing to judge."""
+    found = row["values"].get(gate["observation"])
+    if row["status"] != "ok" or found is None:
+        return None
+    value = as_number(found, kinds[gate["observation"]])
+    if isinstance(value, float) and math.isnan(value):
+        return False
+    if gate["rule"] == "finite":
+        return math.isfinite(value)
+    return meets(gate["rule"], exact(value), Fraction(gate["limit"]))
+
+
+def gate_counts(gate: dict[str, Any], rows: list[dict[str, Any]], kinds: dict[str, str]) -> dict[str, Any]:
+    planned = [row for row in rows if row["cell"]["excluded"] is None]
+    answers = [(row["cell"]["cell"], passes(gate, row, kinds)) for row in planned]
+    failed = [cell for cell, answer in answers if answer is False]
+    passed = sum(answer is True for _, answer in answers)
+    missing = len(answers) - passed - len(failed)
+    return {
+        "gate": gate["name"], "passed": passed, "failed": len(failed), "missing": missing, "failed_cells": failed[:20]
+    }  # fmt: skip
+
+
+def level_of(protocol: dict[str, Any], estimate: dict[str, Any]) -> float:
+    confidence = float(estimate["confidence"])
+    if protocol["analysis"]["multiplicity"] == "none":
+        return confidence
+    shared = sum(len(selected(protocol, item)) for item in protocol["hypotheses"] if item["estimate"])
+    return 1 - (1 - confidence) / max(shared, 1)
+
+
+def estimated(
+    protocol: dict[str, Any], estimate: dict[str, Any], workload: str, rows: list[dict[str, Any]], kinds: dict[str, str]
+) -> dict[str, Any]:
+    strict = [gate for gate in protocol["gates"] if gate["on_failure"] == "exclude"]
+    starts = []
+    for seed in protocol["design"]["seeds"]:
+        for start in range(protocol["design"]["starts"]):
+            own = [r for r in rows if (r["cell"]["seed"], r["cell"]["start"]) == (seed, start)]
+            value, reason = start_value(estimate, own, strict, kinds)
+            starts.append({"seed": seed, "start": start, "value": value, "reason": reason})
+    values = [float(item["value"]) for item in starts if item["value"] is not None]
+    needed = max(protocol["analysis"]["starts_min"], 2)
+    level, found, withheld = level_of(protocol, estimate), None, None
+    if len(values) < len(starts) and protocol["analysis"]["missing"] == "withhold":
+        withheld = f"{len(starts) - len(values)} of {len(starts)} starts have no value"
+    elif len(values) < needed:
+        withheld = f"{len(values)} starts have a value, {needed} are needed"
+    else:
+        found = confidence_interval(values, level)
+        withheld = None if found else "an end of the interval is beyond the largest double"
+    middle, low, high = map(text, found) if found else (None, None, None)
+    return {
+        "estimate": estimate["name"], "workload": workload, "level": text(level), "starts": starts, "mean": middle,
+        "low": low, "high": high, "withheld": withheld,
+    }  # fmt: skip
+
+
+def start_value(
+    estimate: dict[str, Any], rows: list[dict[str, Any]], strict: list[dict[str, Any]], kinds: dict[str, str]
+) -> tuple[str | None, str | None]:
+    """The number of one start, or the reason why there is none."""
+    name = estimate["observation"]
+    sides: dict[str, list[float]] = {estimate["numerator"]: [], estimate["denominator"]: []}
+    for row in rows:
+        cell = row["cell"]
+        if cell["arm"] not in sides or cell["excluded"] is not None:
+            continue
+        if any(passes(gate, row, kinds) is False for gate in strict):
+            return None, f"{cell['cell']}: excluded by a gate"
+        if row["status"] != "ok" or row["values"][name] is None:
+            return None, f"{cell['cell']}: {row['reason'] or 'no value'}"
+        sides[cell["arm"]].append(float(as_number(row["values"][name], kinds[name])))
+    found = start_number(estimate["rule"], sides[estimate["numerator"]], sides[estimate["denominator"]])
+    return (None, "values for which the rule is not defined") if found is None else (text(found), None)
+
+
+def decided(
+    protocol: dict[str, Any], hypothesis: dict[str, Any], by_workload: dict[str, list[Any]], estimates: list[Any],
+    kinds: dict[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    parts = []
+    for workload in selected(protocol, hypothesis):
+        if hypothesis["rule"] == "gates_pass":
+            gates = [gate for gate in protocol["gates"] if gate["name"] in hypothesis["gates"]]
+            counts = [gate_counts(gate, by_workload[workload], kinds) for gate in gates]
+            failed, missing, passed = (sum(item[key] for item in counts) for key in ("failed", "missing", "passed"))
+            decision = "refuted" if failed else "inconclusive" if missing or not passed else "supported"
+            reason = f"{failed} failed, {missing} missing, {passed} passed"
+        else:
+            result = next(e for e in estimates if e["estimate"] == hypothesis["estimate"] and e["workload"] == workload)
+            decision = decide(hypothesis, result)
+            reason = f"interval {result['low']} to {result['high']}"
+            if result["withheld"] is not None:
+                reason = f"withheld: {result['withheld']}"
+        parts.append({"workload": workload, "decision": decision, "reason": reason})
+    return {
+        "hypothesis": hypothesis["name"], "claim": hypothesis["claim"],
+        "decision": combined([part["decision"] for part in parts]), "components": parts,
+    }  # fmt: skip
+
+
+def decide(hypothesis: dict[str, Any], result: dict[str, Any]) -> str:
+    """Supported or refuted only where the whole interval says so."""
+    if result["withheld"] is not None:
+        return "inconclusive"
+    low, high = Fraction(float(result["low"])), Fraction(float(result["high"]))
+    if hypothesis["rule"] == "interval_within":
+        floor, ceiling = Fraction(hypothesis["low"]), Fraction(hypothesis["high"])
+        supported, refuted = floor < low and high < ceiling, high < floor or low > ceiling
+    else:
+        threshold = Fraction(hypothesis["threshold"])
+        supported, refuted = low > threshold, high < threshold
+        if hypothesis["rule"] == "interval_below":
+            supported, refuted = refuted, supported
+    return "supported" if supported else "refuted" if refuted else "inconclusive"
+
+
+def combined(decisions: list[str]) -> str:
+    if "refuted" in decisions:
+        return "refuted"
+    return "supported" if decisions and set(decisions) == {"supported"} else "inconclusive"
+
+
+def summaries(protocol: dict[str, Any], by_workload: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for workload, rows in by_workload.items():
+        for arm, column in itertools.product(protocol["arms"], protocol["observations"]):
+            name, kind = column["name"], column["type"]
+            mine = [r["values"][name] for r in rows if r["cell"]["arm"] == arm["name"] and r["status"] == "ok"]
+            values = [float(as_number(v, kind)) for v in mine if v is not None] if kind != "text" else []
+            if values:
+                nan = any(map(math.isnan, values))
+                yield {
+                    "workload": workload, "arm": arm["name"], "observation": name, "count": len(values),
+                    "mean": text(mean(values) if all(map(math.isfinite, values)) else math.nan),
+                    "minimum": text(math.nan if nan else min(values)),
+                    "maximum": text(math.nan if nan else max(values)),
+                }  # fmt: skip
+
+
+def charges(protocol: dict[str, Any], account: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for unit, pilot in itertools.product(("cpu", "gpu"), (False, True)):
+        own = [
+            attempt
+            for attempt in account["attempts"].values()
+            if "reserved" in attempt and attempt["reserved"]["unit"] == unit and is_pilot(attempt) == pilot
+        ]
+        if own:
+            budget = protocol["budget"]["pilot_device_seconds" if pilot else "device_seconds"]
+            ends = [a["end"]["outcome"] if "end" in a else "refused" if "refused" in a else "open" for a in own]
+            yield {
+                "unit": unit, "pilot": pilot, "budget_ms": milliseconds(budget),
+                "debited_ms": held_by(account, unit, pilot), "attempts": dict(Counter(ends)),
+            }  # fmt: skip
+
+
+def derive(known: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Everything that the records say, by the frozen rules."""
+    protocol = known["protocol"]
+    kinds = {column["name"]: column["type"] for column in protocol["observations"]}
+    by_workload: dict[str, list[Any]] = {name: [] for name in workload_names(protocol)}
+    for row in rows:
+        by_workload[row["cell"]["workload"]].append(row)
+    estimates = [
+        estimated(protocol, estimate, workload, own, kinds)
+        for estimate in protocol["estimates"]
+        for workload, own in by_workload.items()
+    ]
+    hypotheses = [decided(protocol, item, by_workload, estimates, kinds) for item in protocol["hypotheses"]]
+    return {
+        "schema": "capsule.results/0",
+        "manifest": known["identity"],
+        "cells": {status: sum(r["status"] == status for r in rows) for status in ("ok", "failed", "not_run")},
+        "reasons": dict(Counter(f"{r['status']}: {r['reason']}" for r in rows if r["status"] != "ok")),
+        "summaries": list(summaries(protocol, by_workload)),
+        "gates": [gate_counts(gate, rows, kinds) for gate in protocol["gates"]],
+        "estimates": estimates,
+        "hypotheses": hypotheses,
+        "charges": list(charges(protocol, known["account"])),
+        "outcome": combined([item["decision"] for item in hypotheses]),
+    }
+
+
+def differences(packed: Any, derived: Any, key: str = "results", size: float = 0.0) -> Iterator[str]:
+    """Where two results differ; computed numbers may, by 1e-12 of themselves or of their interval's larger end."""
+    if isinstance(packed, dict) and isinstance(derived, dict) and packed.keys() == derived.keys():
+        ends = [abs(float(derived[end])) for end in ("low", "high") if isinstance(derived.get(end), str)]
+        for name in derived:
+            yield from differences(packed[name], derived[name], name, max([size, *ends]))
+    elif isinstance(packed, list) and isinstance(derived, list) and len(packed) == len(derived):
+        for one, other in zip(packed, derived, strict=True):
+            yield from differences(one, other, key, size)
+    elif type(packed) is not type(derived) or (packed != derived and not close(packed, derived, key, size)):
+        yield f"{key}: {str(derived)[:60]} by the records, {str(packed)[:60]} in the results"
+
+
+def close(packed: Any, derived: Any, key: str, size: float) -> bool:
+    if not isinstance(packed, str):
+        return False
+    if key == "reason" and packed.count(" ") == derived.count(" "):
+        words = derived.split(" ")
+        if words[0] == "interval":
+            size = max(abs(float(words[1])), abs(float(words[3])))
+        pairs = zip(packed.split(" "), words, strict=True)
+        return all(one == other or close(one, other, "value", size) for one, other in pairs)
+    if key not in ("value", "mean", "low", "high", "minimum", "maximum", "level"):
+        return False
+    try:
+        one, other = float(packed), float(derived)
+    except ValueError:
+        return False
+    spelled = text(one) == packed and text(other) == derived
+    return spelled and math.isclose(one, other, rel_tol=1e-12, abs_tol=max(1e-300, 1e-12 * size))
+
+
+# --- the checks: each returns its findings, or says that it cannot be made ------------------------------------------
+
+Known = dict[str, Any]
+REQUIRED = (
+    "0-header.json", "2-ledger.head.json", "2-ledger.jsonl", "4-records/rows.parquet", "7-results/results.json",
+    "8-README/VERIFY.md",
+)  # fmt: skip
+
+
+def need(present: Any, what: str) -> None:
+    if not present:
+        raise Skip(f"{what} could not be read", True)
+
+
+def v01_container(known: Known) -> Iterator[str]:
+    yield from known["in_container"]
+
+
+def v02_members(known: Known) -> Iterator[str]:
+    yield from known["in_members"]
+    for name, (_, found, _) in known["members"].items():
+        if name.startswith("5-sources/") and found != "sha256:" + name[10:]:
+            yield f"{name} holds other bytes"
+    need(known["archive"], "the member table")
+
+
+def v03_required(known: Known) -> Iterator[str]:
+    absent = [name for name in REQUIRED if name not in known["members"]]
+    if not known["generations"] or sorted(known["generations"]) != list(range(1, len(known["generations"]) + 1)):
+        absent.append("1-manifest/001")
+    for number, files in known["generations"].items():
+        wanted = ("cells.jsonl", "manifest.json", "protocol.toml", "sources.jsonl")
+        absent += [f"1-manifest/{number:03d}/{name}" for name in wanted if name not in files]
+    if absent:
+        raise Skip(f"absent: {', '.join(absent)}", True)
+    yield from ()
+
+
+def read_manifest(data: bytes) -> dict[str, Any]:
+    manifest = decode_json(data)
+    if not MANIFEST(manifest):
+        raise Bad("not a manifest")
+    wrong = complaint(manifest["protocol"])
+    if wrong:
+        raise Bad(f"its protocol: {wrong}")
+    return dict(manifest)
+
+
+def v04_manifest(known: Known) -> Iterator[str]:
+    for number, files in sorted(known["generations"].items()):
+        need("manifest.json" in files, f"manifest {number}")
+        manifest = read_manifest(files["manifest.json"])
+        known["manifests"].append((number, sha(files["manifest.json"]), manifest))
+        promised = [(arm["name"], arm["revision"]) for arm in manifest["protocol"]["arms"]]
+        if [(arm["arm"], arm["revision"]) for arm in manifest["arms"]] != promised:
+            yield f"manifest {number} names other arms than its protocol"
+        lists = {"cells.jsonl": manifest["cells"], "sources.jsonl": manifest["sources"]}
+        for arm in manifest["arms"]:
+            name = f"sources-{arm['revision']}.jsonl" if arm["revision"] else "sources.jsonl"
+            if lists.setdefault(name, arm["sources"]) != arm["sources"]:
+                yield f"{name} of arm {arm['arm']} is another list"
+        for name in files.keys() - lists.keys():
+            if name.startswith("sources"):
+                yield f"{name} is a list that manifest {number} does not name"
+        for name, expected in lists.items():
+            data = files.get(name, b"")
+            if expected != {"count": data.count(b"\n"), "sha256": sha(data)}:
+                yield f"{name} is not the list of manifest {number}"
+        file = files.get("protocol.toml", b"")
+        if manifest["protocol_file"] != {"size": len(file), "sha256": sha(file)}:
+            yield f"protocol.toml is not that of manifest {number}"
+        else:
+            protocol = read_toml(file)
+            wrong = complaint(protocol)
+            if wrong:
+                raise Bad(f"protocol.toml: {wrong}")
+            if encode_json(protocol) != encode_json(manifest["protocol"]):
+                yield f"the protocol of manifest {number} is not that of protocol.toml"
+    need(known["manifests"], "the manifest")
+
+
+def v05_plan(known: Known) -> Iterator[str]:
+    need(known["manifests"], "the manifest")
+    known["number"], known["identity"], known["manifest"] = known["manifests"][-1]
+    known["protocol"] = known["manifest"]["protocol"]
+    known["cells"] = plan_of(known["protocol"])
+    lines = b"".join(encode_json(cell) + b"\n" for cell in known["cells"])
+    if known["generations"][known["number"]].get("cells.jsonl", b"") != lines:
+        yield "the cells are not those of the protocol"
+
+
+def v06_manifest_chain(known: Known) -> Iterator[str]:
+    need(known["manifests"], "the manifest")
+    before, name = None, None
+    for number, identity, manifest in known["manifests"]:
+        if (manifest["supersedes"] or {"manifest": None})["manifest"] != before:
+            yield f"manifest {number} does not supersede the one before it"
+        if name not in (None, manifest["protocol"]["name"]):
+            yield f"manifest {number} is of another protocol"
+        before, name = identity, manifest["protocol"]["name"]
+
+
+def v07_against(known: Known) -> Iterator[str]:
+    if not known["against"]:
+        raise Skip("nothing to check against", False)
+    identities = {identity for _, identity, _ in known["manifests"]} | {known["archive"]}
+    for expected in known["against"]:
+        if expected not in identities:
+            yield f"{expected} is neither the capsule nor a manifest"
+
+
+def v08_signature(known: Known) -> Iterator[str]:
+    yield from ()
+    raise Skip("signatures are not checked", False)
+
+
+def v09_timestamp(known: Known) -> Iterator[str]:
+    yield from ()
+    raise Skip("tokens are not checked", False)
+
+
+def v10_ledger_chain(known: Known) -> Iterator[str]:
+    need("2-ledger.jsonl" in known["members"], "the ledger")
+    known["chain"] = read_ledger(known["members"]["2-ledger.jsonl"][2])
+    known["account"] = add_up(known["chain"]["events"])
+    yield from known["chain"]["wrong"]
+
+
+def v11_ledger_head(known: Known) -> Iterator[str]:
+    need("2-ledger.head.json" in known["members"], "the head")
+    head = decode_json(known["members"]["2-ledger.head.json"][2])
+    if not HEAD(head):
+        raise Bad("not a head")
+    hashes, count = known["chain"]["hashes"], head["count"]
+    if not len(hashes) - 1 <= count <= len(hashes):
+        yield f"the head counts {count} of {len(hashes)} events"
+    elif count and hashes[count - 1] != head["sha256"]:
+        yield "the head has another hash"
+
+
+def v12_attempt_states(known: Known) -> Iterator[str]:
+    need(known["chain"]["events"], "the ledger")
+    account = known["account"]
+    yield from account["wrong"]
+    for name, attempt in account["attempts"].items():
+        if attempt["state"] not in OVER:
+            yield f"{name} has not ended"
+    if known["manifests"] and account["protocol"] != known["manifests"][-1][2]["protocol"]["name"]:
+        yield "the ledger of another protocol"
+    chain = [identity for _, identity, _ in known["manifests"]]
+    if account["manifests"] != chain[: len(account["manifests"])]:
+        yield "the ledger of other manifests"
+    hashes = [None, *known["chain"]["hashes"]]
+    for number, _, manifest in known["manifests"]:
+        said = manifest["supersedes"]
+        if said is None:
+            continue
+        count = said["ledger_events"]
+        if count >= len(hashes) or said["ledger_head"] != hashes[count]:
+            yield f"manifest {number} names a ledger that never was"
+            continue
+        then = add_up(event for event in known["chain"]["events"] if event["seq"] < count)["attempts"].values()
+        pilots = [is_pilot(attempt) for attempt in then if "end" in attempt]
+        rows = sum(attempt["end"]["rows"] for attempt in then if "end" in attempt)
+        seen = {"attempts_seen": pilots.count(False), "pilot_attempts_seen": pilots.count(True), "rows_seen": rows}
+        if any(said[key] != value for key, value in seen.items()):
+            yield f"manifest {number} says that something else had been seen"
+
+
+def v13_charges(known: Known) -> Iterator[str]:
+    need(known["manifests"] and known["chain"]["events"], "the manifest or the ledger")
+    budgets = {identity: manifest["protocol"]["budget"] for _, identity, manifest in known["manifests"]}
+    for name, attempt in known["account"]["attempts"].items():
+        reserved, end = attempt.get("reserved"), attempt.get("end")
+        if reserved is None:
+            continue
+        if reserved["manifest"] in budgets and reserved["reserved_ms"] != worst_case(budgets[reserved["manifest"]]):
+            yield f"{name}: not the worst case reserved"
+        if end is None:
+            continue
+        charge, devices = end["charge"], len(reserved["devices"])
+        bounds = charge["lower_ms"], charge["upper_ms"], charge["debited_ms"]
+        if attempt["state"] == "settled":
+            leased, released = attempt["intent"]["leased"], attempt["device_clean"]["released"]
+            measured = devices * (released["boottime_ms"] - leased["boottime_ms"])
+            if leased["boot_id"] != released["boot_id"] or bounds != (measured, measured, measured):
+                yield f"{name}: {measured} ms from lease to release, {bounds} charged"
+        elif not devices * attempt["lived"] <= bounds[0] <= bounds[1] == bounds[2]:
+            yield f"{name}: {bounds} charged for an end that was not seen"
+    account = new_account()
+    for event in known["chain"]["events"]:
+        own = event["data"]
+        if event["event"] == "reserved" and own["manifest"] in budgets:
+            budget = budgets[own["manifest"]]
+            limit = milliseconds(budget["pilot_device_seconds" if own["pilot"] else "device_seconds"])
+            if held_by(account, own["unit"], own["pilot"]) + own["reserved_ms"] > limit:
+                yield f"{event['attempt']}: reserved beyond the budget"
+            before = [a for a in account["attempts"].values() if "reserved" in a and "refused" not in a]
+            if sum(is_pilot(attempt) == own["pilot"] for attempt in before) >= budget["attempts_max"]:
+                yield f"{event['attempt']}: reserved beyond the number of attempts"
+        book(account, event)
+
+
+def v14_attempt_files(known: Known) -> Iterator[str]:
+    need(known["chain"]["events"], "the ledger")
+    recorded = {
+        f"3-attempts/{name}/{file}": value
+        for name, attempt in known["account"]["attempts"].items()
+        if "end" in attempt
+        for file, value in attempt["end"]["files"].items()
+    }
+    found = {
+        name: {"size": size, "sha256": value}
+        for name, (size, value, _) in known["members"].items()
+        if name.startswith("3-attempts/")
+    }
+    for name in sorted(found.keys() | recorded.keys()):
+        if found.get(name) != recorded.get(name):
+            yield f"{name} is not what the ledger recorded"
+
+
+def read_sources(data: bytes) -> list[dict[str, Any]]:
+    entries, last = [], None
+    for entry in decode_lines(data):
+        if not SOURCE(entry):
+            raise Bad("not a source")
+        try:
+            path = bytes.fromhex(entry["path"][4:]) if entry["path"].startswith("hex:") else entry["path"].encode()
+        except ValueError as error:
+            raise Bad("not a path") from error
+        if last is not None and path <= last:
+            raise Bad("paths out of order")
+        if {entry["kind"] == "link"} != {entry["target"] is not None, entry["mode"] is None}:
+            raise Bad("a target or a mode out of place")
+        entries.append(entry)
+        last = path
+    return entries
+
+
+def v15_sources(known: Known) -> Iterator[str]:
+    need(known["manifests"], "the manifest")
+    frozen, lists = set(), set()
+    for number, files in sorted(known["generations"].items()):
+        for name in sorted(files):
+            if name.startswith("sources"):
+                entries = read_sources(files[name])
+                frozen |= {entry["sha256"] for entry in entries if entry["kind"] == "file"}
+                lists.add(sha(files[name]))
+                if number == known["number"]:
+                    known["sources"][name] = entries
+    present = {"sha256:" + name[10:] for name in known["members"] if name.startswith("5-sources/")}
+    for value in frozen ^ present:
+        yield f"{value} is frozen and absent, or there and not frozen"
+    for name, attempt in known["account"]["attempts"].items():
+        if "intent" in attempt and not is_pilot(attempt) and attempt["intent"]["snapshot"] not in lists:
+            yield f"{name} ran sources that were not frozen"
+
+
+def v16_imports(known: Known) -> Iterator[str]:
+    need(known["manifests"], "the manifest")
+    arms = named(known["protocol"]["arms"])
+    for name, attempt in known["account"]["attempts"].items():
+        if "end" not in attempt or is_pilot(attempt) or attempt["reserved"]["manifest"] != known["identity"]:
+            continue
+        if attempt["end"]["outcome"] not in ("completed", "trial_error"):
+            continue
+        process = attempt["reserved"]["process"]
+        ran = {cell["arm"] for cell in known["cells"] if cell["process"] == process and cell["excluded"] is None}
+        member = f"3-attempts/{name}/provenance.jsonl"
+        if member not in known["members"]:
+            if any(arms[arm]["trial"] for arm in ran):
+                yield f"{name} has no record of its imports"
+            continue
+        revisions = {arms[arm]["revision"] for arm in ran}
+        lists = [f"sources-{revision}.jsonl" if revision else "sources.jsonl" for revision in revisions]
+        frozen = {(entry["path"], entry["sha256"]) for item in lists for entry in known["sources"].get(item, [])}
+        for line in decode_lines(known["members"][member][2]):
+            item = line if isinstance(line, dict) else {}
+            if item.get("origin") == "source":
+                if (str(item.get("name")), str(item.get("sha256"))) not in frozen:
+                    yield f"{name}: module {item.get('module')} is not frozen for its arm"
+            elif item.get("origin") not in ("distribution", "stdlib", "tool"):
+                yield f"{name}: module {item.get('module')} came from nowhere known"
+
+
+def v17_records(known: Known) -> Iterator[str]:
+    need(known["manifests"] and known["cells"] and known["chain"]["events"], "the plan or the ledger")
+    columns = known["protocol"]["observations"]
+    last = max(cell["process"] for cell in known["cells"])
+    for name, attempt in known["account"]["attempts"].items():
+        reserved, end = attempt.get("reserved"), attempt.get("end")
+        if reserved is None or "refused" in attempt or reserved["manifest"] != known["identity"]:
+            continue
+        if reserved["process"] > last:
+            yield f"{name}: no such process"
+            continue
+        mine = [cell for cell in known["cells"] if cell["process"] == reserved["process"]]
+        cells = [cell["cell"] for cell in mine if cell["excluded"] is None]
+        data = known["members"].get(f"3-attempts/{name}/journal.jsonl", (0, "", b""))[2]
+        journal = known["journals"][name] = read_journal(data, columns, cells)
+        if end is None:
+            continue
+        if end["rows"] != len(journal["rows"]):
+            yield f"{name}: {end['rows']} rows by the ledger, {len(journal['rows'])} in its journal"
+        if end["outcome"] in ("completed", "trial_error", "bad_records", "incomplete"):
+            if judged(cells, journal) != end["outcome"]:
+                yield f"{name}: {end['outcome']} by the ledger, {judged(cells, journal)} by its journal"
+            if attempt["state"] == "settled" and attempt["exit"]["exit_code"] != 0:
+                yield f"{name}: {end['outcome']} in spite of its exit status"
+    need("4-records/rows.parquet" in known["members"], "the table")
+    need(known["number"] == max(known["generations"]), "the columns of the last manifest")
+    expected = table_of(known, final_rows(known))
+    if read_table(known["members"]["4-records/rows.parquet"][2], known["protocol"], len(expected)) != expected:
+        yield "the table is not that of the journals"
+
+
+def v18_results(known: Known) -> Iterator[str]:
+    need(known["manifests"] and known["cells"] and known["chain"]["events"], "the manifest, plan or ledger")
+    known["results"] = derive(known, final_rows(known))
+    need("7-results/results.json" in known["members"], "the results")
+    yield from differences(decode_json(known["members"]["7-results/results.json"][2]), known["results"])
+
+
+ALL: list[Callable[[Known], Iterator[str]]] = [
+    v01_container, v02_members, v03_required, v04_manifest, v05_plan, v06_manifest_chain, v07_against, v08_signature,
+    v09_timestamp, v10_ledger_chain, v11_ledger_head, v12_attempt_states, v13_charges, v14_attempt_files, v15_sources,
+    v16_imports, v17_records, v18_results,
+]  # fmt: skip
+
+
+def verify(data: bytes, against: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Judge the bytes of a file: integrity, outcome, the checks that failed, and their findings."""
+    read = read_container(data)
+    if read["foreign"]:
+        findings = {"V-01": ["this is no capsule", *read["in_container"]]}
+        return {"integrity": "broken", "outcome": "withheld", "failed": ["V-01"], "findings": findings}
+    generations: dict[int, dict[str, bytes]] = {}
+    for name, (_, _, content) in read["members"].items():
+        if name.startswith("1-manifest/"):
+            generations.setdefault(int(name[11:14]), {})[name[15:]] = content
+    known: Known = {
+        **read, "archive": read["identity"], "against": against, "generations": generations, "manifests": [],
+        "identity": None, "cells": [], "sources": {}, "journals": {}, "results": None, "account": new_account(),
+        "chain": {"events": [], "hashes": [], "wrong": []},
+    }  # fmt: skip
+    failed, findings, incomplete = [], {}, False
+    for identifier, check in zip(CHECKS, ALL, strict=True):
+        found: list[str] = []
+        try:
+            checking = check(known)
+            while (finding := next(checking, None)) is not None:
+                found.append(finding)
+        except Skip as skip:
+            words, required = skip.args
+            incomplete = incomplete or (required and not found)
+            findings[identifier] = [f"not checked: {words}"]
+        except Bad as bad:
+            found.append(str(bad))
+        if found:
+            failed.append(identifier)
+            findings[identifier] = found[:50]
+    integrity = "broken" if failed else "incomplete" if incomplete else "intact"
+    outcome = known["results"]["outcome"] if integrity == "intact" else "withheld"
+    return {"integrity": integrity, "outcome": outcome, "failed": failed, "findings": findings}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Verify a capsule, independently of the product.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--against", action="append", default=[], metavar="DIGEST")
+    options = parser.parse_args()
+    answer = verify(options.file.read_bytes(), tuple(options.against))
+    print(json.dumps(answer, indent=2))
+    return {"intact": 0, "broken": 1, "incomplete": 3}[answer["integrity"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
