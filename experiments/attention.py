@@ -154,7 +154,8 @@ class _Merged(torch.autograd.Function):
     ) -> Tensor:
         behind = flash.whole(query, prefix_key, prefix_value)
         own = flash.causal(query, key, value, segments)
-        out, lse = flash.merge(*behind, *own)
+        wide_out, lse = flash.merge(*behind, *own)
+        out = wide_out.to(query.dtype)
         ctx.save_for_backward(query, prefix_key, prefix_value, key, value, out, lse)
         ctx.segments = segments
         return out
@@ -166,4 +167,4 @@ class _Merged(torch.autograd.Function):
         grad = grad.contiguous() if grad.is_cuda else grad
         by_prefix, *prefix = flash.whole_backward(grad, query, prefix_key, prefix_value, out, lse)
         by_own, *own = flash.causal_backward(grad, query, key, value, out, lse, ctx.segments)
-        return by_prefix + by_own, *prefix, *own, None
+        return (by_prefix + by_own).to(query.dtype), *prefix, *own, None

@@ -93,6 +93,14 @@ class Contract:
         _refuse_foreign(model, group, options)
         self._parameters = _parameter_stamps(model, options.checksum)
         self._trace = _trace_stamps(group, options.checksum)
+        self._places = [
+            (owner._parameters, key, parameter)
+            for owner in model.modules()
+            for key, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        self._watched = [parameter for _, _, parameter in self._places] + _trace_tensors(group)
+        self._seen = _quick_stamps(self._watched)
         self._claimed: set[int] = set()
         self._finished = False
 
@@ -110,9 +118,18 @@ class Contract:
         return self.group.responses[index]
 
     def check(self) -> None:
-        """Raise unless the gradient is still open, and parameters and trace are what they were at the start."""
+        """Raise unless the gradient is still open, and parameters and trace are what they were at the start.
+
+        A whole module put in another's place is seen by `finish` alone.
+        """
         if self._finished:
             raise PrefixFinishedError("expected an open gradient, found that its last backward pass has already run")
+        in_place = all(parameters.get(key) is parameter for parameters, key, parameter in self._places)
+        if self.options.checksum or not in_place or _quick_stamps(self._watched) != self._seen:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Find by name what changed since the start, and raise."""
         now = _parameter_stamps(self.model, self.options.checksum)
         if now != self._parameters:
             names = self._parameters.keys() | now.keys()
@@ -122,12 +139,13 @@ class Contract:
             )
         trace = _trace_stamps(self.group, self.options.checksum)
         if trace != self._trace:
-            changed = [name for name, stamp in trace.items() if stamp != self._trace[name]]
-            raise TraceChangedError(f"expected the tokens and constants of the start, found changes in {changed[0]}")
+            altered = [name for name, stamp in trace.items() if stamp != self._trace[name]]
+            raise TraceChangedError(f"expected the tokens and constants of the start, found changes in {altered[0]}")
 
     def finish(self) -> None:
         """Close the contract; raise unless every response was covered and `check` holds."""
         self.check()
+        self._compare()
         missing = sorted(set(range(len(self.group.responses))) - self._claimed)
         if missing:
             raise ResponseCoverageError(f"expected every response to be covered, found {missing} missing")
@@ -170,6 +188,17 @@ def _refuse_foreign(model: LoopedModel, group: Group, options: Options) -> None:
             raise PolicyVersionError(f"{where}: expected policy version {version}, found {origin.policy_version}")
         if origin.depth != expected.depth:
             raise DepthMismatchError(f"{where}: expected {expected.depth} loops, found {origin.depth}")
+
+
+def _quick_stamps(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+
+
+def _trace_tensors(group: Group) -> list[Tensor]:
+    tensors = [group.prompt_P]
+    for response in group.responses:
+        tensors += [response.tokens_D, response.advantages_D, response.reference_log_probs_D]
+    return tensors
 
 
 def _parameter_stamps(model: nn.Module, checksum: bool) -> dict[str, Stamp]:

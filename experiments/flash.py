@@ -4,7 +4,8 @@ They exist because attention over two sets of keys can be merged only below auto
 log-sum-exp merge of the fused operators gives wrong query and key gradients without any error. Queries here are
 [R, H, E], keys and values [R or P, K, E] with K dividing H, log-sum-exps [R, H] and at least fp32.
 
-On a CPU this is torch's fused CPU kernel, on CUDA its flash kernel (bf16 and fp16, head dimensions divisible by 8).
+On a CPU this is torch's fused CPU kernel, run in at least fp32, so that parts are not rounded before they are merged;
+on CUDA its flash kernel (bf16 and fp16, head dimensions divisible by 8).
 """
 
 from collections.abc import Sequence
@@ -124,7 +125,8 @@ def causal_backward(
 
 
 def _cpu(query_BTHE: Tensor, key_BTKE: Tensor, value_BTKE: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    heads_first = (part.transpose(1, 2) for part in (query_BTHE, key_BTKE, value_BTKE))
+    dtype = wide(query_BTHE.dtype)
+    heads_first = (part.to(dtype).transpose(1, 2) for part in (query_BTHE, key_BTKE, value_BTKE))
     out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal)
     return out.transpose(1, 2), lse.transpose(1, 2)
 
@@ -140,7 +142,8 @@ def _cpu_backward(
     causal: bool,
 ) -> Gradients:
     parts = (grad_BTHE, query_BTHE, key_BTKE, value_BTKE, out_BTHE, lse_BTH)
-    heads_first = [part.transpose(1, 2) for part in parts]
+    dtype = wide(query_BTHE.dtype)
+    heads_first = [part.to(dtype).transpose(1, 2) for part in parts]
     grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*heads_first, 0.0, causal)
     query, key, value = (grad.transpose(1, 2) for grad in grads)
     return query, key, value
@@ -160,4 +163,4 @@ def merge(out1_RHE: Tensor, lse1_RH: Tensor, out2_RHE: Tensor, lse2_RH: Tensor) 
     share_RH1 = torch.sigmoid(lse1_RH - lse2_RH).unsqueeze(-1)
     dtype = wide(out1_RHE.dtype)
     out_RHE = torch.lerp(out2_RHE.to(dtype), out1_RHE.to(dtype), share_RH1.to(dtype))
-    return out_RHE.to(out1_RHE.dtype), torch.logaddexp(lse1_RH, lse2_RH)
+    return out_RHE, torch.logaddexp(lse1_RH, lse2_RH)

@@ -40,7 +40,7 @@ def score_responses(
     attend = SegmentedCausal(lengths)
     states = model.readout_states(tokens_T, positions_T, attend, loops, latent_TC, rematerialise=rematerialise)
     targets_N = torch.cat([response.tokens_D for response in responses])
-    return score([state_TC[rows_N] for state_TC in states], model.head_VC, targets_N)
+    return score([state_TC.index_select(0, rows_N) for state_TC in states], model.head_VC, targets_N)
 
 
 def accumulate(

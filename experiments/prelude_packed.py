@@ -56,7 +56,7 @@ class SharedPrelude:
         )
         rows_N = torch.cat([places[prompt - 1 :] for places in torch.split(places_T, lengths)])
         targets_N = torch.cat([response.tokens_D for response in responses])
-        return score([state_TC[rows_N] for state_TC in states], model.head_VC, targets_N)
+        return score([state_TC.index_select(0, rows_N) for state_TC in states], model.head_VC, targets_N)
 
     def finish(self) -> None:
         """Send the gathered adjoints back through the prelude, once."""

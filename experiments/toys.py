@@ -1,6 +1,7 @@
 """Small random models of every family, for tests, benchmarks and examples; no checkpoint needed.
 
-Loops are the published ones of the toy matrix (Ouro 4, Nanbeige 2, Huginn 3). Values are scaled uniform draws, kept
+Loops are the published ones of the toy matrix (Ouro 4, Nanbeige 2, Huginn 3); Nanbeige's queries are twice as wide as
+the model and share keys, as in its checkpoint. Values are scaled uniform draws, kept
 near unit scale, with sublayers smaller than the residual: a random looped model amplifies rounding, and larger
 sublayers would hide the errors that gates look for.
 """
@@ -17,7 +18,7 @@ from experiments.nanbeige import Nanbeige, NanbeigeConfig
 from experiments.ouro import Ouro, OuroConfig
 
 SUBLAYER_SCALE = 0.3
-HEADS = 4
+HEADS = 2
 VOCABULARY = 13
 
 
@@ -50,8 +51,8 @@ def _nanbeige(width: int, vocabulary: int) -> Nanbeige:
             vocabulary=vocabulary,
             layers=2,
             loops=2,
-            heads=HEADS,
-            key_value_heads=HEADS // 2,
+            heads=2 * HEADS,
+            key_value_heads=HEADS,
             head_dim=width // HEADS,
             rope_theta=7e7,
             norm_eps=1e-5,
@@ -90,7 +91,7 @@ def toy(
     seed: int = 7,
 ) -> LoopedModel:
     """Return a random model; `width` is a multiple of 8. The same arguments give the same values in every dtype."""
-    if family not in TOYS or width < 8 or width % (2 * HEADS):
+    if family not in TOYS or width < 8 or width % 8:
         raise ToyError(f"expected one of {', '.join(TOYS)} in a multiple of 8, found {family!r} in width {width}")
     model = TOYS[family](width, vocabulary).to(dtype)
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -105,7 +105,7 @@ def test_nanbeige_reads_the_normed_state_and_feeds_on_as_configured(skip):
     model.config = replace(model.config, skip_loop_final_norm=skip)
     tokens = torch.arange(5)
     states = run(model, tokens)
-    turn = rotation(torch.arange(5), 4, 7e7, torch.float64)
+    turn = rotation(torch.arange(5), model.config.head_dim, 7e7, torch.float64)
     x = model.model.embed_tokens(tokens)
     for loop, state in enumerate(states):
         for layer in model.model.layers:
