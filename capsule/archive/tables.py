@@ -14,6 +14,9 @@ from capsule.core.errors import MalformedError
 from capsule.core.record import float_bits, from_float_bits
 
 ROW_GROUP_ROWS = 65_536
+ENCODINGS = frozenset({"PLAIN", "RLE"})
+"""Of values, and of the levels that say which are null; every other encoding can be larger decoded than encoded."""
+
 FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2}
 
 
@@ -75,8 +78,9 @@ def _check_footer(
         counted += meta.row_group(group).num_rows
         for index in range(len(columns)):
             chunk = meta.row_group(group).column(index)
-            if chunk.compression != "UNCOMPRESSED" or "RLE_DICTIONARY" in chunk.encodings:
-                raise MalformedError(f"{where}: expected plain uncompressed columns, found {chunk.compression}")
+            if chunk.compression != "UNCOMPRESSED" or not ENCODINGS.issuperset(chunk.encodings):
+                found = f"{chunk.compression}, {', '.join(chunk.encodings)}"
+                raise MalformedError(f"{where}: expected plain uncompressed columns, found {found}")
             if chunk.total_uncompressed_size > len(data):
                 raise MalformedError(f"{where}: a column declares more bytes than the file has")
     if counted != meta.num_rows:

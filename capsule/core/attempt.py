@@ -6,13 +6,13 @@ events, so a crash cannot leave a stale "running" behind. Everything here is pur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
-from capsule.core.digest import Digest
+from capsule.core.digest import Digest, digest_of
 from capsule.core.manifest import FileDigest
 from capsule.core.schema import Model, Natural
 
@@ -99,7 +99,7 @@ class Sealed(Model):
 
     size: Natural
     sha256: Digest
-    hex: str
+    hex: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$")]
 
 
 class Correction(Model):
@@ -292,6 +292,30 @@ class Attempt:
         return self.reserved.reserved_ms if self.reserved else 0
 
 
+OF_EXIT_ZERO = COMPLETED | {"bad_records", "incomplete", "leaked_descendants", "provenance", "source_changed"}
+"""Outcomes of a process that exited with status 0 and was not stopped."""
+
+OF_DEVICE = frozenset({"contaminated", "device_lost", "device_mismatch"})
+"""Outcomes that a device decides, however the process ended."""
+
+
+def exit_faults(ended: Exit, outcome: str) -> Iterator[str]:
+    """Yield where an exit contradicts its own wait status, or the outcome that was settled contradicts the exit."""
+    status = ended.wait_status
+    code = status >> 8 & 0xFF if status is not None and not status & 0x7F else None
+    by_signal = status & 0x7F if status is not None and status & 0x7F else None
+    if (ended.exit_code, ended.signal) != (code, by_signal):
+        yield f"expected exit code {code} and signal {by_signal} by wait status {status}, found others"
+    if ended.cause not in ("exited", "signalled"):
+        expected = {ended.cause}
+    elif by_signal is not None:
+        expected = {"signalled"}
+    else:
+        expected = {"exit_nonzero"} if code else set(OF_EXIT_ZERO)
+    if outcome not in expected | OF_DEVICE:
+        yield f"expected {' or '.join(sorted(expected))} of this exit, found {outcome}"
+
+
 @dataclass
 class Account:
     """A ledger added up: its attempts in order, and every rule of the state table that an event broke."""
@@ -334,6 +358,10 @@ def apply(account: Account, event: Event) -> None:
         if data.supersedes != previous:
             account.faults.append(f"event {event.seq}: manifest {data.manifest} does not supersede the one before it")
         account.manifests.append(data.manifest)
+    elif isinstance(data, Sealed):
+        tail = bytes.fromhex(data.hex)
+        if (len(tail), digest_of(tail)) != (data.size, data.sha256):
+            account.faults.append(f"event {event.seq}: the sealed bytes do not have the size and digest beside them")
     elif event.attempt is not None:
         _advance(account, event, event.attempt)
     if event.seq == 0 and not isinstance(data, Opened):

@@ -6,25 +6,29 @@ that of `verdict.CHECKS`, and a later check relies on what an earlier one could 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from capsule.core.attempt import COMPLETED, Account, Attempt, Reconciled, Reserved, Settled, add_up, apply
+from capsule.core.attempt import COMPLETED, Settled, exit_faults
 from capsule.core.canonical import iterate_lines
-from capsule.core.chain import Head, head_faults, read
 from capsule.core.digest import digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.evidence import NotChecked, Reading
-from capsule.core.manifest import FileDigest, Manifest, cells_bytes, list_digest, read_sources
+from capsule.core.ledger_checks import (
+    Checking,
+    check_attempt_files,
+    check_attempt_states,
+    check_charges,
+    check_ledger_chain,
+    check_ledger_head,
+)
+from capsule.core.manifest import FileDigest, Manifest, cells_bytes, entry_faults, list_digest, read_sources
 from capsule.core.plan import complaints, enumerate_cells
 from capsule.core.progress import final_rows, outcome_of, processes
-from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive
 from capsule.core.schema import key_path
 from capsule.core.table import table_rows
 from capsule.core.toml import read_protocol
-
-Checking = Generator[str, None, str]
 
 REQUIRED_MEMBERS = (
     "0-header.json", "2-ledger.head.json", "2-ledger.jsonl", "4-records/rows.parquet", "7-results/results.json",
@@ -78,7 +82,7 @@ def check_manifest(reading: Reading) -> Checking:
         protocol_file = files.get("protocol.toml", b"")
         if FileDigest(size=len(protocol_file), sha256=digest_of(protocol_file)) != manifest.protocol_file:
             yield f"{place}/protocol.toml: expected {manifest.protocol_file.sha256}, found {digest_of(protocol_file)}"
-        elif read_protocol(protocol_file, f"{place}/protocol.toml") != manifest.protocol:
+        elif read_protocol(protocol_file, f"{place}/protocol.toml").to_bytes() != manifest.protocol.to_bytes():
             yield f"{place}/manifest.json: its protocol is not that of protocol.toml"
     if reading.manifest is None:
         raise NotChecked("there is no manifest")
@@ -87,10 +91,16 @@ def check_manifest(reading: Reading) -> Checking:
 
 def _lists_agree(manifest: Manifest, files: Mapping[str, bytes], place: str) -> Iterator[str]:
     expected = {"cells.jsonl": manifest.cells, "sources.jsonl": manifest.sources}
+    planned = [(arm.name, arm.revision) for arm in manifest.protocol.arms]
+    if [(arm.arm, arm.revision) for arm in manifest.arms] != planned:
+        yield f"{place}/manifest.json: expected the sources of the arms {planned}, found those of others"
     for arm in manifest.arms:
         name = f"sources-{arm.revision}.jsonl" if arm.revision else "sources.jsonl"
         if expected.setdefault(name, arm.sources) != arm.sources:
             yield f"{place}/manifest.json: arm {arm.arm} names another list than {name}"
+    for name in sorted(files):
+        if name.endswith(".jsonl") and name not in expected:
+            yield f"{place}/{name}: the manifest names no such list"
     for name, digest in expected.items():
         found = list_digest(files.get(name, b""))
         if found != digest:
@@ -160,163 +170,29 @@ def check_timestamp(reading: Reading) -> Checking:
     raise NotChecked("a token is there; this version checks none" if stamped else "not timestamped", required=False)
 
 
-def check_ledger_chain(reading: Reading) -> Checking:
-    """V-10: the ledger is whole lines, each holding the hash of the line before it."""
-    if "2-ledger.jsonl" not in reading.evidence.members:
-        raise NotChecked("the ledger is absent")
-    reading.chain = read(reading.evidence.ledger, "2-ledger.jsonl")
-    yield from reading.chain.faults
-    if reading.chain.tail:
-        yield f"2-ledger.jsonl: {len(reading.chain.tail)} bytes after the last whole line"
-    if not reading.chain.events:
-        yield "2-ledger.jsonl: expected at least the event `opened`, found none"
-    reading.account = add_up(reading.chain.events)
-    return f"{len(reading.chain.events)} events"
-
-
-def check_ledger_head(reading: Reading) -> Checking:
-    """V-11: the head kept outside the ledger is that of the ledger, or one event behind it."""
-    if "2-ledger.head.json" not in reading.evidence.members:
-        raise NotChecked("the head is absent")
-    head = Head.from_bytes(reading.evidence.head, "2-ledger.head.json")
-    yield from head_faults(reading.chain, head)
-    return f"{head.count} events by the head"
-
-
-def check_attempt_states(reading: Reading) -> Checking:
-    """V-12: every event is allowed by the state table, every attempt ended once, amendments name what had been seen."""
-    if not reading.chain.events:
-        raise NotChecked("the ledger could not be read")
-    account = reading.account
-    yield from account.faults
-    for attempt in account.attempts.values():
-        if attempt.open:
-            yield f"attempt {attempt.id} has not ended: state {attempt.state}"
-    if reading.manifest and account.protocol != reading.manifest.protocol.name:
-        yield f"the ledger is that of {account.protocol}, the manifest that of {reading.manifest.protocol.name}"
-    adopted = account.manifests
-    chain = [manifest.identity for manifest in reading.manifests]
-    if adopted != chain[: len(adopted)]:
-        yield f"expected the manifests {chain}, found {adopted} in the ledger"
-    yield from _seen_faults(reading)
-    return f"{len(account.attempts)} attempts, each ended once"
-
-
-def _seen_faults(reading: Reading) -> Iterator[str]:
-    """Derive again what each amendment says had been seen, from the ledger as it was by then."""
-    hashes = reading.chain.hashes
-    for number, manifest in enumerate(reading.manifests, start=1):
-        said = manifest.supersedes
-        if said is None:
-            continue
-        count = said.ledger_events
-        if count > len(hashes) or said.ledger_head != (hashes[count - 1] if count else None):
-            yield f"manifest {number}: the ledger never had {count} events with the head that it names"
-            continue
-        account = add_up(event for event in reading.chain.events if event.seq < count)
-        ended = [(attempt, attempt.end) for attempt in account.attempts.values() if attempt.end is not None]
-        pilots = sum(attempt.pilot for attempt, _ in ended)
-        seen = (len(ended) - pilots, pilots, sum(end.rows for _, end in ended))
-        if seen != (said.attempts_seen, said.pilot_attempts_seen, said.rows_seen):
-            yield f"manifest {number}: expected {seen} attempts, pilot attempts and rows seen, found other numbers"
-
-
-def check_charges(reading: Reading) -> Checking:
-    """V-13: charges follow from the events, every reservation is the frozen worst case and fitted the budget."""
-    if reading.manifest is None or not reading.chain.events:
-        raise NotChecked("the manifest or the ledger could not be read")
-    manifests = {manifest.identity: manifest for manifest in reading.manifests}
-    for attempt in reading.account.attempts.values():
-        reserved = attempt.reserved
-        if reserved is None:
-            continue
-        manifest = manifests.get(reserved.manifest)
-        worst = reserved_ms(manifest.protocol.budget) if manifest else reserved.reserved_ms
-        if reserved.reserved_ms != worst:
-            yield f"{attempt.id}: expected {worst} ms reserved, found {reserved.reserved_ms}"
-        yield from _charge_faults(attempt)
-    yield from _budget_faults(reading, manifests)
-    debited = sum(attempt.held_ms for attempt in reading.account.attempts.values())
-    return f"{debited / 1000:.1f} device-seconds debited, added up again"
-
-
-def _charge_faults(attempt: Attempt) -> Iterator[str]:
-    """Derive a charge again from the attempt's own clocks."""
-    end = attempt.end
-    if isinstance(end, Settled) and attempt.intent and attempt.released and attempt.reserved:
-        start, stop = attempt.intent.leased, attempt.released
-        expected = len(attempt.reserved.devices) * (stop.boottime_ms - start.boottime_ms)
-        charge = end.charge
-        if start.boot_id != stop.boot_id or (charge.lower_ms, charge.upper_ms, charge.debited_ms) != (expected,) * 3:
-            yield f"{attempt.id}: expected a charge of {expected} ms from lease to release, found {charge.debited_ms}"
-    if isinstance(end, Reconciled):
-        lower = attempt.heartbeat_ms * len(attempt.reserved.devices) if attempt.reserved else 0
-        charge = end.charge
-        if charge.debited_ms != charge.upper_ms or not lower <= charge.lower_ms <= charge.upper_ms:
-            yield f"{attempt.id}: expected the upper bound debited, a lower one of at least {lower} ms, found {charge}"
-
-
-def _budget_faults(reading: Reading, manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    """Walk the ledger once more: at every reservation, what was held before and the new one fit the budget."""
-    account = Account()
-    for event in reading.chain.events:
-        if isinstance(event.data, Reserved) and event.data.manifest in manifests:
-            own = event.data
-            budget = manifests[own.manifest].protocol.budget
-            limit = milliseconds(budget.pilot_device_seconds if own.pilot else budget.device_seconds)
-            held = account.held_ms(own.unit, pilot=own.pilot)
-            if held + own.reserved_ms > limit:
-                yield f"{event.attempt}: reserved {own.reserved_ms} ms over {held} ms held, of a budget of {limit} ms"
-            before = [a for a in account.attempts.values() if a.reserved and not a.refused and a.pilot == own.pilot]
-            if len(before) >= budget.attempts_max:
-                yield f"{event.attempt}: reserved after {len(before)} attempts, of at most {budget.attempts_max}"
-        apply(account, event)
-
-
-def check_attempt_files(reading: Reading) -> Checking:
-    """V-14: the files of every attempt that started are those whose digests its last event recorded."""
-    if not reading.chain.events:
-        raise NotChecked("the ledger could not be read")
-    found = dict(reading.evidence.attempt_files)
-    started = 0
-    for attempt in reading.account.attempts.values():
-        files = found.pop(attempt.id, {})
-        if attempt.end is None:
-            yield from (f"3-attempts/{attempt.id}/{name}: of an attempt that never started" for name in sorted(files))
-            continue
-        started += 1
-        if files != attempt.end.files:
-            names = sorted(
-                name
-                for name in files.keys() | attempt.end.files.keys()
-                if files.get(name) != attempt.end.files.get(name)
-            )
-            yield f"3-attempts/{attempt.id}: {', '.join(names)}: not the bytes that the ledger recorded"
-    yield from (f"3-attempts/{name}: no attempt of the ledger" for name in found)
-    return f"{started} attempts"
-
-
 def check_sources(reading: Reading) -> Checking:
     """V-15: every frozen source is there, nothing else is, and each attempt ran a frozen snapshot."""
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
     wanted: set[str] = set()
-    lists = set()
     for number, files in sorted(reading.evidence.generations.items()):
         for name, data in files.items():
             if name.startswith("sources"):
-                entries = read_sources(data, f"1-manifest/{number:03d}/{name}")
+                place = f"1-manifest/{number:03d}/{name}"
+                entries = read_sources(data, place)
                 wanted |= {entry.sha256 for entry in entries if entry.kind == "file"}
-                lists.add(digest_of(data))
+                yield from (f"{place}: {words}" for entry in entries for words in entry_faults(entry))
                 if number == _number_in_force(reading):
                     revision = name.removeprefix("sources").removesuffix(".jsonl").removeprefix("-") or None
                     reading.sources[revision] = entries
     present = reading.evidence.sources
     yield from (f"5-sources: {digest} is frozen and absent" for digest in sorted(wanted - present))
     yield from (f"5-sources: {digest} is there and not frozen" for digest in sorted(present - wanted))
+    lists = {item.identity: {arm.sources.sha256 for arm in item.arms} for item in reading.manifests}
     for attempt in reading.account.attempts.values():
-        if attempt.intent and not attempt.pilot and attempt.intent.snapshot not in lists:
-            yield f"{attempt.id}: ran a snapshot of {attempt.intent.snapshot}, which no manifest of the chain freezes"
+        own = lists.get(attempt.reserved.manifest, set()) if attempt.reserved else set()
+        if attempt.intent and not attempt.pilot and attempt.intent.snapshot not in own:
+            yield f"{attempt.id}: ran a snapshot of {attempt.intent.snapshot}, which its manifest does not freeze"
     return f"{len(wanted)} distinct files"
 
 
@@ -339,9 +215,14 @@ def check_imports(reading: Reading) -> Checking:
             continue
         lists = [reading.sources.get(revision, []) for revision in {arm.revision for arm in arms}]
         frozen = {(entry.path, entry.sha256) for entries in lists for entry in entries}
-        for line in iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"):
-            modules += 1
+        lines = list(iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"))
+        modules += len(lines)
+        for line in lines:
             yield from _import_faults(attempt.id, line, frozen)
+        shown = {line.get("module") for line in lines if isinstance(line, dict) and line.get("origin") == "source"}
+        own_modules = {arm.trial.partition(":")[0] for arm in arms if arm.trial}
+        for module in sorted(own_modules - shown) if attempt.end.outcome == "completed" else ():
+            yield f"{attempt.id}: expected the trial's own module {module} among what it imported, found no such line"
     return f"{modules} imports"
 
 
@@ -374,13 +255,16 @@ def check_records(reading: Reading) -> Checking:
             continue
         if attempt.end.rows != len(journal.rows):
             yield f"{name}: expected {attempt.end.rows} rows by the ledger, found {len(journal.rows)}"
-        outcome, status = attempt.end.outcome, attempt.exit.exit_code if attempt.exit else None
+        outcome = attempt.end.outcome
         if outcome in JUDGED and outcome_of(process, journal)[0] != outcome:
             yield f"{name}: the ledger says {outcome}, the journal {outcome_of(process, journal)[0]}"
-        if outcome in JUDGED and isinstance(attempt.end, Settled) and status != 0:
-            yield f"{name}: the ledger says {outcome} of a process with exit status {status}"
+        if isinstance(attempt.end, Settled) and attempt.exit is not None:
+            yield from (f"{name}: {words}" for words in exit_faults(attempt.exit, outcome))
     if isinstance(reading.evidence.table, str):
-        raise NotChecked(f"the table was not read: {reading.evidence.table}")
+        if "4-records/rows.parquet" not in reading.evidence.members:
+            raise NotChecked("the table is absent")
+        yield reading.evidence.table
+        return ""
     expected = list(table_rows(manifest, reading.cells, reading.account, reading.journals))
     yield from _table_faults(reading.evidence.table, expected)
     return f"{len(expected)} rows, {len(reading.cells)} of them final"

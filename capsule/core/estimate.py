@@ -90,15 +90,21 @@ def t_quantile(probability: float, degrees: int) -> float:
     assert degrees >= 1, degrees
     if probability < 0.5:
         return -t_quantile(1 - probability, degrees)
+    tail = 1 - probability
     high = 1.0
-    while t_distribution(high, degrees) < probability:
+    while t_tail(high, degrees) > tail:
         high *= 2
-    return _bisect(lambda t: t_distribution(t, degrees) - probability, 0.0, high)
+    return _bisect(lambda t: tail - t_tail(t, degrees), 0.0, high)
 
 
 def t_distribution(t: float, degrees: int) -> float:
     """Return the probability that Student's t is at most `t` (not negative)."""
-    return 1 - 0.5 * _beta_regularised(degrees / (degrees + t * t), degrees / 2, 0.5)
+    return 1 - t_tail(t, degrees)
+
+
+def t_tail(t: float, degrees: int) -> float:
+    """Return the probability that Student's t is above `t` (not negative); far out it has digits that 1 - p loses."""
+    return 0.5 * _beta_regularised(degrees / (degrees + t * t), degrees / 2, 0.5)
 
 
 def _bisect(function: Callable[[float], float], low: float, high: float) -> float:

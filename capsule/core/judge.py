@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capsule.core.checks import CHECK_FUNCTIONS, Checking
+from capsule.core.checks import CHECK_FUNCTIONS
 from capsule.core.errors import CapsuleError
 from capsule.core.evidence import Evidence, NotChecked, Reading
+from capsule.core.ledger_checks import Checking
 from capsule.core.verdict import CHECKS, FINDINGS_MAX, Check, Verdict, integrity_of
 
 

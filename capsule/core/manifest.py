@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
@@ -14,6 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from capsule.core.canonical import canonical, iterate_lines, join_lines
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
+from capsule.core.paths import path_bytes, shown
 from capsule.core.plan import Cell
 from capsule.core.protocol import Protocol
 from capsule.core.schema import Model, Natural, Text, first_error
@@ -35,6 +37,22 @@ class SourceEntry(Model):
     target: str | None
     blob: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None
     notes: tuple[str, ...]
+
+
+def entry_faults(entry: SourceEntry) -> Iterator[str]:
+    """Yield what no honest freeze writes: a path that leads out of the tree, or a link that contradicts its target."""
+    try:
+        path = path_bytes(entry.path)
+        target = path_bytes(entry.target) if entry.target is not None else None
+    except MalformedError as error:
+        yield error.message
+        return
+    if any(part in (b"", b".", b"..") for part in path.split(b"/")) or b"\0" in path:
+        yield f"expected a path inside the tree, found {shown(entry.path)}"
+    if (target is not None, entry.mode is None) != (entry.kind == "link",) * 2:
+        yield f"{shown(entry.path)}: expected a target for a link and a mode for a file, found otherwise"
+    elif target is not None and (len(target), digest_of(target)) != (entry.size, entry.sha256):
+        yield f"{shown(entry.path)}: expected size and digest of the link's target, found others"
 
 
 class ListDigest(Model):

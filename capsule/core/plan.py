@@ -17,7 +17,7 @@ from capsule.core.errors import ProtocolError
 from capsule.core.protocol import Complaint, Hypothesis, Protocol, check
 from capsule.core.schema import DecimalScalar, Model, Parameter, Parameters
 
-CELLS_MAX = 1_000_000
+CELLS_MAX = 200_000
 COMPARISONS_MAX = 1_000_000
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def enumerate_cells(protocol: Protocol) -> list[Cell]:
     """Return every planned cell in running order.
 
     Raises:
-        ProtocolError: no cell would run, or there are more than a million.
+        ProtocolError: no cell would run, or there are more than 200,000.
     """
     total = count_cells(protocol)
     if total > CELLS_MAX:

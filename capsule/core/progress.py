@@ -47,15 +47,7 @@ def processes(cells: Sequence[Cell]) -> list[Process]:
 
 def tries(account: Account, manifest: str, ordinal: int) -> list[Attempt]:
     """Return the attempts that count for a process: of this manifest, not pilot, not refused, in order."""
-    return [
-        attempt
-        for attempt in account.attempts.values()
-        if attempt.reserved is not None
-        and attempt.refused is None
-        and not attempt.pilot
-        and attempt.reserved.manifest == manifest
-        and attempt.reserved.process == ordinal
-    ]
+    return tries_by_process(account, manifest).get(ordinal, [])
 
 
 def deciding_attempt(manifest: Manifest, attempts: Sequence[Attempt]) -> Attempt | None:
@@ -72,13 +64,23 @@ def deciding_attempt(manifest: Manifest, attempts: Sequence[Attempt]) -> Attempt
     return None
 
 
+def tries_by_process(account: Account, manifest: str) -> dict[int, list[Attempt]]:
+    """Return `tries` for every process that has any."""
+    found: dict[int, list[Attempt]] = {}
+    for attempt in account.attempts.values():
+        reserved = attempt.reserved
+        if reserved and attempt.refused is None and not attempt.pilot and reserved.manifest == manifest:
+            found.setdefault(reserved.process, []).append(attempt)
+    return found
+
+
 def remaining(manifest: Manifest, cells: Sequence[Cell], account: Account) -> list[Process]:
     """Return the processes that are still to run, in order."""
-    identity = manifest.identity
+    found = tries_by_process(account, manifest.identity)
     return [
         process
         for process in processes(cells)
-        if process.cells and deciding_attempt(manifest, tries(account, identity, process.ordinal)) is None
+        if process.cells and deciding_attempt(manifest, found.get(process.ordinal, [])) is None
     ]
 
 
@@ -91,10 +93,11 @@ def final_rows(
     """
     identity = manifest.identity
     empty: dict[str, Scalar | None] = {column.name: None for column in manifest.protocol.observations}
+    found = tries_by_process(account, identity)
     pending = _pending_reason(account, identity)
     rows: list[Row] = []
     for ordinal, group in groupby(cells, key=lambda cell: cell.process):
-        attempts = tries(account, identity, ordinal)
+        attempts = found.get(ordinal, [])
         attempt = deciding_attempt(manifest, attempts)
         for cell in group:
             if cell.excluded is not None:

@@ -26,7 +26,8 @@ from capsule.core.schema import Model, Natural
 
 CELLS_NAMED_MAX = 20
 RELATIVE_TOLERANCE = 1e-12
-NUMBERS = frozenset({"value", "mean", "low", "high", "minimum", "maximum", "level"})
+ENDS = frozenset({"mean", "low", "high"})
+NUMBERS = ENDS | {"value", "minimum", "maximum", "level"}
 """Keys whose values are computed numbers; in a `reason` they stand among words."""
 
 
@@ -189,14 +190,14 @@ def _close(packed: Any, derived: Any, key: str, scale: float) -> bool:
         if right[0] == "interval":
             scale = _magnitude({"low": right[1], "high": right[3]})
         return len(left) == len(right) and all(
-            one == other or _close(one, other, "value", scale) for one, other in zip(left, right, strict=True)
+            one == other or _close(one, other, "mean", scale) for one, other in zip(left, right, strict=True)
         )
     try:
         before, after = float(packed), float(derived)
     except ValueError:
         return False
     spelled = (text(before), text(after)) == (packed, derived)
-    absolute = max(scale * RELATIVE_TOLERANCE, 1e-300)
+    absolute = max(scale * RELATIVE_TOLERANCE if key in ENDS else 0.0, 1e-300)
     return key in NUMBERS and spelled and math.isclose(before, after, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
 
 

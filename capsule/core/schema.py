@@ -35,7 +35,7 @@ class Model(BaseModel):
         """
         parse(data, where)
         try:
-            value = cls.model_validate_json(data)
+            value = cls.model_validate_json(data, by_alias=True, by_name=False)
         except ValidationError as error:
             raise MalformedError(f"{where}: {first_error(error)}") from error
         if value.to_bytes() != data:

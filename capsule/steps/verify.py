@@ -24,8 +24,6 @@ from capsule.core.verdict import Verdict
 KEPT_BYTES_MAX = 64 << 20
 """Bytes of one member that the checks read; a larger journal or list is a finding."""
 
-ROWS_MAX = 4_000_000
-
 
 def verify(stream: BinaryIO, *, against: Sequence[str] = (), signature_required: bool = False) -> Verdict:
     """Verify the capsule that `stream` gives and return the verdict.
@@ -78,10 +76,11 @@ def collect(stream: BinaryIO) -> Evidence:
                 if file in ("journal.jsonl", "provenance.jsonl"):
                     kept = evidence.journals if file == "journal.jsonl" else evidence.provenance
                     kept[attempt] = data
-            case "4-records":
+            case "4-records" if rest == "rows.parquet":
                 table = data
-            case "5-sources":
-                evidence.sources.add(PREFIX + rest)
+            case "5-sources" | "6-oracles":
+                if room == "5-sources":
+                    evidence.sources.add(PREFIX + rest)
                 if digest != PREFIX + rest:
                     evidence.member_findings.append(
                         f"{name}: expected content with the digest of its name, found {digest}"
@@ -138,6 +137,7 @@ def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
     files = evidence.generations.get(len(evidence.generations), {})
     try:
         manifest = Manifest.from_bytes(files.get("manifest.json", b""), "manifest.json")
-        return read_table(data, table_columns(manifest.protocol.observations), ROWS_MAX, "4-records/rows.parquet")
+        rows_max = manifest.cells.count + sum(journal.count(b"\n") for journal in evidence.journals.values())
+        return read_table(data, table_columns(manifest.protocol.observations), rows_max, "4-records/rows.parquet")
     except CapsuleError as error:
         return error.message

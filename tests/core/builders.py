@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from capsule.core.attempt import (
+    OF_DEVICE,
+    OF_EXIT_ZERO,
     Account,
     Charge,
     Clock,
@@ -259,6 +261,29 @@ def lines_bytes(items: Iterable[Any]) -> bytes:
     return b"".join(json.dumps(item, sort_keys=True, separators=(",", ":")).encode() + b"\n" for item in items)
 
 
+def exit_of(outcome: str, status: int = 0) -> Exit:
+    """Return the exit that an outcome is the end of; `status` is the exit status of a process that ended itself."""
+    cause, signal, code = "exited", None, status
+    if outcome == "exit_nonzero":
+        code = status or 1
+    elif outcome == "signalled":
+        cause, signal = "signalled", 11
+    elif outcome not in OF_EXIT_ZERO | OF_DEVICE:
+        cause, signal = outcome, 15
+    failed = outcome == "exec_failed"
+    return Exit(
+        wait_status=None if failed else signal if signal else code << 8,
+        exit_code=None if failed or signal else code,
+        signal=None if failed else signal,
+        core_dumped=False,
+        cause=cause,
+        evidence="as it was",
+        user_ms=1,
+        system_ms=1,
+        max_rss_bytes=1,
+    )
+
+
 @dataclass
 class History:
     """A ledger being written, and the files of its attempts."""
@@ -370,11 +395,7 @@ class History:
         """Run an attempt that is observed to its end."""
         name = self.reserve(process, pilot=pilot)
         leased = self.start(name)
-        exited = Exit(
-            wait_status=status << 8, exit_code=status, signal=None, core_dumped=False, cause="exited",
-            evidence=f"exit status {status}", user_ms=1, system_ms=1, max_rss_bytes=1,
-        )  # fmt: skip
-        self.event("exit", name, exited)
+        self.event("exit", name, exit_of(outcome, status))
         self.event("tree_empty", name, TreeEmpty(killed=0, level="subreaper"))
         released = self.clock()
         self.event("device_clean", name, DeviceClean(clean=True, released=released, evidence="idle"))

@@ -12,6 +12,7 @@ from builders import appended, edited, protocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capsule.core import plan
 from capsule.core.errors import ProtocolError
 from capsule.core.plan import base, count_cells, crossed, enumerate_cells, selected, shuffle
 from capsule.core.schema import DecimalScalar
@@ -166,6 +167,29 @@ def test_exclusions_name_arms_and_workloads_crossed_or_whole(table: str, exclude
     cells = enumerate_cells(protocol(only_gates(text)))
     assert Counter(cell.excluded for cell in cells) == {"first": excluded, None: 96 - excluded}
     assert {cell.arm for cell in cells if cell.excluded} >= {"loop"}
+
+
+def test_of_several_exclusions_the_first_counts() -> None:
+    """P-06: whichever of two exclusions is the narrower, the reason is that of the one that the file lists first."""
+    broad, narrow = (
+        'workload = "small"\nreason = "broad"\n',
+        'workload = "small[depth=1]"\narm = "loop"\nreason = "narrow"\n',
+    )
+    depth = '[[factors]]\nname = "depth"\nlevels = [1, 2]\n'
+    only_large = edited(("threshold = 0", 'threshold = 0\nworkloads = ["large"]'),
+                        ('gates = ["summed"]', 'gates = ["summed"]\nworkloads = ["large"]'))  # fmt: skip
+    for tables, expected in (((broad, narrow), {"broad"}), ((narrow, broad), {"narrow", "broad"})):
+        text = depth + "".join(f"[[exclusions]]\n{table}" for table in tables)
+        cells = enumerate_cells(protocol(appended(text, to=only_large)))
+        assert {cell.excluded for cell in cells if cell.workload.startswith("small")} == expected
+
+
+def test_words_that_would_favour_some_places_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-07: of 2^64 words one is left over by 3, and the shuffle does not use it."""
+    monkeypatch.setattr(plan, "_words", lambda seed, label: iter([2**64 - 1, 1, 1]))
+    assert shuffle("abc", 0, "") == ["a", "c", "b"]
+    monkeypatch.setattr(plan, "_words", lambda seed, label: iter([2**64 - 2, 0]))
+    assert shuffle("abc", 0, "") == ["b", "a", "c"]
 
 
 def only_gates(text: str) -> str:
