@@ -216,7 +216,7 @@ def test_a_plan_too_large_or_empty_is_refused_without_enumerating_it() -> None:
     """P-06: an endless plan is refused at once, and one of which nothing runs as well."""
     plan = protocol()
     many = plan.model_copy(update={"design": plan.design.model_copy(update={"starts": 1_000_000, "blocks": 1_000_000})})
-    with pytest.raises(ProtocolError, match="expected at most 1000000 planned cells, found 24000000000000"):
+    with pytest.raises(ProtocolError, match="expected at most 200000 planned cells, found 24000000000000"):
         enumerate_cells(many)
     text = '[[exclusions]]\narm = "loop"\nreason = "x"\n[[exclusions]]\narm = "builtin"\nreason = "y"\n'
     with pytest.raises(ProtocolError, match="found all 24 planned cells excluded"):

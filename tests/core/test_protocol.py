@@ -77,11 +77,11 @@ def refused(text: str) -> list[str]:
         ("", '[[exclusions]]\nreason = "all"', "exclusions: expected at least one cell to run, found all 24 planned"),
         ("", '[[exclusions]]\narm = "lop"\nreason = "x"', "exclusions[0].arm: expected an arm, found 'lop'"),
         ("", '[[exclusions]]\nworkload = "big"\nreason = "x"', "exclusions[0].workload: expected a workload, found"),
-        ('order = "abba"', 'order = "abba"\nblocks = 100000', "design: expected at most 1000000 planned cells"),
+        ('order = "abba"', 'order = "abba"\nblocks = 100000', "design: expected at most 200000 planned cells"),
         (
             "",
             "".join(f'[[factors]]\nname = "f{i}"\nlevels = [1, 2, 3, 4, 5, 6, 7, 8]\n' for i in range(30)),
-            "design: expected at most 1000000 planned cells",
+            "design: expected at most 200000 planned cells",
         ),
         # P-09
         ("minimum = 0", "minimum = 2\nmaximum = 1", "observations[0].maximum: expected a maximum of at least"),
