@@ -1,9 +1,12 @@
-"""Writing that survives a crash: syncs, files put in place whole, and the points at which tests crash on purpose."""
+"""Writing that survives a crash, and reading what a trial may have tampered with; points at which tests crash."""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import signal
+import stat
 from pathlib import Path
 
 _crash: dict[str, int] = {}
@@ -37,15 +40,43 @@ def sync_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Put a file in its place whole or not at all, durably."""
-    temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    """Put a file in its place whole or not at all, durably; of several at once, one wins."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        sync(descriptor)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(descriptor, left) :]
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES)
+
+
+def read_regular(path: Path, limit: int | None = None) -> bytes | None:
+    """Read a regular file, its first `limit` bytes at most; None for everything else, without following or waiting.
+
+    A trial can put a named pipe, a folder or a link where a file of its attempt is expected, or take away the right to
+    read it: none of these may hold up or mislead whoever settles the attempt, so they count as absent.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123 - a descriptor, not a path
+            return file.read() if limit is None else file.read(limit)
     finally:
         os.close(descriptor)
-    temporary.replace(path)
-    sync_directory(path.parent)

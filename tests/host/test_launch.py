@@ -75,6 +75,6 @@ def test_an_attempt_s_folder_that_cannot_be_made_is_an_error_of_the_machine(tmp_
 
 def test_an_order_that_cannot_be_written_starts_nothing(bench: Bench) -> None:
     order = bench.order(protocol_of(command=["true"]))
-    (bench.attempts / order.attempt / "order.json.tmp").mkdir()
+    (bench.attempts / order.attempt / "order.json").mkdir()
     with pytest.raises(MachineError, match="cannot be started"):
         launch.start(order)
