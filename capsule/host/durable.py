@@ -76,7 +76,7 @@ def read_regular(path: Path, limit: int | None = None) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        with open(descriptor, "rb", closefd=False) as file:  # noqa: PTH123 - a descriptor, not a path
+        with open(descriptor, "rb", closefd=False) as file:
             return file.read() if limit is None else file.read(limit)
     finally:
         os.close(descriptor)

@@ -4,8 +4,8 @@ Contents lie in `.capsule/objects/aa/bb…`, named by their SHA-256, written und
 that a crash leaves whole objects only. A snapshot is a read-only folder with the frozen files and links and nothing
 else; it too gets its name when it is complete. Bytes are hashed on every way in and out.
 
-`__pycache__` folders are not part of a snapshot: they are ignored when one is checked, and removed before one is used
-again.
+A cache of compiled modules can replace the frozen module beside it, so a snapshot has none: `__pycache__` folders are
+removed before a snapshot is used again, and what lies in one that is found later is an addition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -39,7 +38,6 @@ OPEN_MAX = 128
 """Files that wait for their sync with an open descriptor."""
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-_CACHE = re.compile(rb"(?:^|/)__pycache__/\Z")
 
 
 def object_path(root: Path, digest: str) -> Path:
@@ -135,12 +133,37 @@ def materialise(root: Path, entries: list[SourceEntry], target: Path) -> None:
         )
 
 
+def renew(root: Path, entries: list[SourceEntry], target: Path) -> None:
+    """Materialise again what something changed: a snapshot that drifted is removed and made from the stored contents.
+
+    No attempt may be using it.
+
+    Raises:
+        IncompleteError: the store lacks a content.
+        BrokenError: a stored content does not have its digest.
+        MachineError: the folder cannot be written.
+    """
+    with _machine(target):
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            target.unlink()
+    try:
+        materialise(root, entries, target)
+    except (DriftError, MachineError):
+        with _machine(target):
+            if target.exists():
+                drifted = Path(tempfile.mkdtemp(prefix=".drifted-", dir=target.parent)) / target.name
+                target.chmod(0o700)
+                target.rename(drifted)
+                remove_tree(drifted.parent)
+        materialise(root, entries, target)
+
+
 def verify_tree(entries: list[SourceEntry], target: Path) -> list[Drift]:
     """Hash a snapshot again; return every file that is not as it was frozen, added ones too."""
     frozen = {path_bytes(entry.path): entry for entry in entries}
     if not target.is_dir():
         return [Drift(entry.path, "removed") for entry in entries]
-    there = walk(target, lambda path: _CACHE.search(path) is not None)
+    there = walk(target, lambda path: False)
     readable = [path for path in there if path in frozen and _may_be_equal(target, path, frozen[path])]
     found = {entry.path: entry for entry in read_tree(target, readable)}
     odd = [frozen[path] for path in there if path in frozen and frozen[path].path not in found]
@@ -151,8 +174,11 @@ def verify_tree(entries: list[SourceEntry], target: Path) -> list[Drift]:
 
 def remove_tree(path: Path) -> None:
     """Remove a snapshot, though its folders are read-only; links are removed, not followed."""
-    for folder, _, _ in os.walk(path):
-        Path(folder).chmod(0o700)
+    for folder, below, _ in os.walk(path):
+        for name in (".", *below):
+            place = Path(folder, name)
+            if not place.is_symlink():
+                place.chmod(0o700)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -364,7 +390,9 @@ def _remove_caches(target: Path) -> None:
     for folder, below, _ in os.walk(target):
         if "__pycache__" in below:
             below.remove("__pycache__")
-            remove_tree(Path(folder) / "__pycache__")
+            cache = Path(folder) / "__pycache__"
+            if not cache.is_symlink():
+                remove_tree(cache)
 
 
 def _may_be_equal(target: Path, path: bytes, entry: SourceEntry) -> bool:

@@ -223,16 +223,63 @@ def test_a_missing_snapshot_lacks_every_file(root: Path) -> None:
     assert drifts == [Drift(entry.path, "removed") for entry in entries]
 
 
-def test_caches_are_ignored_and_removed_before_use(root: Path) -> None:
+def test_caches_are_additions_and_removed_before_use(root: Path) -> None:
     entries = frozen(root)
     target = root / ".capsule" / "s"
     store.materialise(root, entries, target)
     unlock(target)
     (target / "pkg" / "__pycache__").mkdir()
     (target / "pkg" / "__pycache__" / "m.cpython-311.pyc").write_bytes(b"planted")
-    assert store.verify_tree(entries, target) == []
+    assert store.verify_tree(entries, target) == [Drift("pkg/__pycache__/m.cpython-311.pyc", "added")]
     store.materialise(root, entries, target)
     assert not (target / "pkg" / "__pycache__").exists()
+
+
+def test_a_cache_that_is_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+    entries = frozen(root)
+    target = root / ".capsule" / "s"
+    store.materialise(root, entries, target)
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    unlock(target)
+    (target / "__pycache__").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DriftError, match="added"):
+        store.materialise(root, entries, target)
+    assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("instead", ["changed", "unreadable", "file", "link", "dangling", "nothing"])
+def test_a_drifted_snapshot_is_made_again(root: Path, tmp_path: Path, instead: str) -> None:
+    entries = frozen(root)
+    target = root / ".capsule" / "s"
+    store.materialise(root, entries, target)
+    unlock(target)
+    if instead == "changed":
+        tamper_output(target)
+    elif instead == "unreadable":
+        (target / "pkg").chmod(0)
+        (target / "added").write_bytes(b"")
+    else:
+        store.remove_tree(target)
+    if instead == "file":
+        target.write_bytes(b"")
+    elif instead == "link":
+        (tmp_path / "elsewhere").mkdir()
+        target.symlink_to(tmp_path / "elsewhere")
+    elif instead == "dangling":
+        target.symlink_to("nowhere")
+    store.renew(root, entries, target)
+    assert store.verify_tree(entries, target) == []
+    assert not target.is_symlink()
+    assert listing(root / ".capsule") == ["objects", "s"]
+
+
+def test_a_snapshot_that_did_not_drift_stays(root: Path) -> None:
+    entries = frozen(root)
+    target = root / ".capsule" / "s"
+    store.materialise(root, entries, target)
+    before = target.stat().st_ino
+    store.renew(root, entries, target)
+    assert target.stat().st_ino == before
 
 
 def test_a_damaged_object_is_found_on_the_way_out(root: Path) -> None:
