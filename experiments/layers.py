@@ -3,6 +3,8 @@
 Dtype-pure: fp64 inputs are reduced and rotated in fp64; narrower ones at least in fp32, and handed back as they came.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -28,9 +30,33 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_TC: Tensor) -> Tensor:
         """Return the shape and dtype of the input."""
+        out: Tensor = _RMSNorm.apply(x_TC, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input and one number a row; plain operators would keep three more tensors, twice as wide in bf16.
+
+    With r = 1 / rms(x) and n = x * r:  dx = r * (g * w - n * mean(g * w * n)),  dw = sum of g * n over rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
         x = x_TC.to(wide(x_TC.dtype))
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return (x * self.weight).to(x_TC.dtype)
+        scale_T1 = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x_TC, weight_C, scale_T1)
+        return (x * scale_T1 * weight_C).to(x_TC.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_TC: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_TC, weight_C, scale_T1 = ctx.saved_tensors
+        grad = grad_TC.to(scale_T1.dtype)
+        normed = x_TC.to(scale_T1.dtype) * scale_T1
+        by_weight_C = (grad * normed).flatten(0, -2).sum(0)
+        grad = grad * weight_C
+        by_x_TC = scale_T1 * (grad - normed * (grad * normed).mean(-1, keepdim=True))
+        return by_x_TC.to(x_TC.dtype), by_weight_C.to(weight_C.dtype), None
 
 
 class SwiGLU(nn.Module):

@@ -73,7 +73,7 @@ class Recording:
 
     def loss(self, scores: Scores, responses: Sequence[Response], weights: Sequence[Tensor], loops: int) -> Tensor:
         """Return the objective's loss."""
-        parts = scores.log_probs_NS.detach().split([len(response) for response in responses])
+        parts = torch.split(scores.log_probs_NS.detach(), [len(response) for response in responses])
         self.log_probs.update({id(response.tokens_D): part for response, part in zip(responses, parts, strict=True)})
         return self.objective.loss(scores, responses, weights, loops)
 
@@ -104,11 +104,13 @@ def read(folder: Path) -> Reference:
     """Read the published inputs and results; raise PublishedResultsError where something is missing."""
     path = folder / EXPECTED_NAME
     try:
-        with safe_open(path, "pt") as handle:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as handle:
             metadata = dict(handle.metadata() or {})
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 (it is no mapping)
         lengths = tensors["response_lengths"].tolist()
-        columns = [tensors[name].split(lengths) for name in ("responses", "advantages", "reference_log_probs")]
+        tokens, advantages, reference = (
+            torch.split(tensors[name], lengths) for name in ("responses", "advantages", "reference_log_probs")
+        )
         latent = GivenLatent(tensors["initial_state"]) if "initial_state" in tensors else None
         if metadata["reduction"] not in ("token_mean", "response_mean"):
             raise PublishedResultsError(
@@ -116,8 +118,9 @@ def read(folder: Path) -> Reference:
             )
         mean = Mean.TOKEN if metadata["reduction"] == "token_mean" else Mean.RESPONSE
         alpha, kl, entropy = (float(metadata[name]) for name in ("alpha", "kl_coefficient", "entropy_coefficient"))
+        rows = zip(tokens, advantages, reference, strict=True)
         return Reference(
-            group=Group(tensors["prompt"], tuple(Response(*parts, latent) for parts in zip(*columns, strict=True))),
+            group=Group(tensors["prompt"], tuple(Response(*row, latent) for row in rows)),
             objective=Objective(alpha, kl, entropy, Supervision.ALL_LOOPS, mean),
             loss=float(tensors["loss"]),
             log_probs_TS=tensors["per_loop_log_probs"].double(),
