@@ -7,9 +7,13 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with a code of the README's table."""
-    from capsule.cli.errors import guarded
+    try:
+        from capsule.cli.errors import guarded
 
-    sys.exit(guarded(sys.argv[1:]))
+        code = guarded(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

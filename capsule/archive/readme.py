@@ -46,7 +46,7 @@ def verify_text(manifest: Manifest, generation: int) -> bytes:
     identity = manifest.identity
     text = _VERIFY.format(
         name=manifest.protocol.name,
-        title=manifest.protocol.title,
+        title="".join(c if c.isprintable() else " " for c in manifest.protocol.title),
         identity=identity,
         hex=identity.removeprefix("sha256:"),
         generation=generation,

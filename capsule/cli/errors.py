@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ def guarded(arguments: Sequence[str]) -> int:
 
     SIGTERM and SIGHUP end everything in the order in which an interrupt does; the exit code names the signal.
     """
+    _open_streams()
     received = [signal.SIGINT]
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -36,7 +38,21 @@ def guarded(arguments: Sequence[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 128 + received[-1] if code == INTERRUPTED else code
+    if code != INTERRUPTED:
+        return code
+    if "--json" in arguments:
+        _object({"error": {"code": "interrupted", "message": f"ended by {received[-1].name}", "hint": None}})
+    return 128 + received[-1]
+
+
+def _open_streams() -> None:
+    """Give closed streams somewhere to go, and let text that a terminal's encoding lacks be escaped, not fail."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - lives as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _called(arguments: Sequence[str], wants_json: bool) -> int:
@@ -50,6 +66,9 @@ def _called(arguments: Sequence[str], wants_json: bool) -> int:
     except OSError as error:
         return _closed_pipe() if error.errno == errno.EPIPE else report(_machine(error), wants_json)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+            return 2
         if hasattr(error, "format_message"):  # click's own errors, wherever Typer keeps click
             return _usage(error, wants_json)
         if type(error).__name__ in ("Exit", "Abort"):

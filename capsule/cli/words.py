@@ -53,7 +53,7 @@ def paint(text: str, mood: str) -> str:
 
 def safe(text: str) -> str:
     """Show control and direction characters of a stranger's text instead of obeying them."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def columns(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:

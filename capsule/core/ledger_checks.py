@@ -115,8 +115,8 @@ def _charge_faults(attempt: Attempt, reserved: Reserved) -> Iterator[str]:
     if end is None:
         return
     charge = end.charge
-    if charge.observed != isinstance(end, Settled):
-        yield f"expected an end that was {'' if isinstance(end, Settled) else 'not '}observed, found the opposite"
+    if isinstance(end, Settled) and not charge.observed:
+        yield "expected an observed end of a settled attempt, found one that was not"
     if isinstance(end, Settled) and attempt.intent and attempt.released:
         start, stop = attempt.intent.leased, attempt.released
         expected = len(reserved.devices) * (stop.boottime_ms - start.boottime_ms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
@@ -310,9 +311,20 @@ def _check_gate(protocol: Protocol, gate: Gate, at: tuple[str | int, ...]) -> It
     else:
         can_pass, can_fail = feasible(gate, column)
         if not can_pass:
-            yield (*at, "limit"), "this gate can never pass over the declared minimum and maximum of its observation"
+            yield (*at, "limit"), f"this gate can never pass over the declared values of its {column.type} observation"
         if not can_fail:
-            yield (*at, "limit"), "this gate can never fail over the declared minimum and maximum of its observation"
+            yield (*at, "limit"), f"this gate can never fail over the declared values of its {column.type} observation"
+
+
+def holds(kind: str, value: Decimal) -> bool:
+    """Whether a column of type `kind` has a value that is exactly `value`; 0.1 is none of a float's values."""
+    if not kind.startswith("float"):
+        return value == value.to_integral_value()
+    layout = {"float64": "<d", "float32": "<f", "float16": "<e"}[kind]
+    try:
+        return Decimal(struct.unpack(layout, struct.pack(layout, float(value)))[0]) == value
+    except (OverflowError, struct.error):
+        return False
 
 
 def feasible(gate: Gate, column: Observation) -> tuple[bool, bool]:
@@ -323,7 +335,7 @@ def feasible(gate: Gate, column: Observation) -> tuple[bool, bool]:
     assert gate.limit is not None
     limit = Decimal(gate.limit)
     below, above = low < limit, high > limit
-    inside = low <= limit <= high and (column.type.startswith("float") or limit == limit.to_integral_value())
+    inside = low <= limit <= high and holds(column.type, limit)
     match gate.rule:
         case "at_most":
             return below or inside, above

@@ -12,8 +12,9 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from capsule.core.canonical import INTEGER_LIMIT, Refusal, finite_float, refuse_depth
@@ -74,6 +75,8 @@ def read_journal(data: bytes, columns: Sequence[Observation], cells: Sequence[st
             continue
         try:
             item = _object(line)
+            if journal.ended:
+                raise Refusal("expected nothing after the end record, found another line")
             if item.get("end") is True and "cell" not in item:
                 journal.ended = True
                 continue
@@ -145,12 +148,27 @@ def _row(item: dict[str, Any], columns: Sequence[Observation], cells: Sequence[s
         if raw is None and not column.optional:
             raise Refusal(f"cell {cell}: expected a value for {column.name}, found none")
         try:
-            values[column.name] = None if raw is None else encode(raw, column.type)
+            value = values[column.name] = None if raw is None else encode(raw, column.type)
+            _check_range(column, value)
         except ValueError as error:
             raise Refusal(f"cell {cell}: {column.name}: {error}") from error
     if item:
         raise Refusal(f"cell {cell}: expected declared observations, found {sorted(item)[0][:40]!r}")
     return RawRow(cell, values)
+
+
+def _check_range(column: Observation, value: Scalar | None) -> None:
+    """Refuse a number outside the column's declared minimum and maximum; a NaN is in no order with them.
+
+    A float is compared with the double nearest to the bound, so that 0.1 is at most 0.1; integers are compared exactly.
+    """
+    low, high = column.minimum, column.maximum
+    if value is None or (low is None and high is None):
+        return
+    found = number(value)
+    nearest: Callable[[str], float | Decimal] = float if column.type.startswith("float") else Decimal
+    if (low is not None and found < nearest(low)) or (high is not None and found > nearest(high)):
+        raise ValueError(f"expected a value from {low or '-Infinity'} to {high or 'Infinity'}, found {value}")
 
 
 def encode(raw: Any, kind: str) -> Scalar:

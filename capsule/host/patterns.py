@@ -9,11 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from capsule.core.errors import ProtocolError
+
 
 def compile_patterns(patterns: Sequence[str]) -> Callable[[bytes], bool]:
     """Return a test whether a raw path matches any of the patterns; see the module's words for their meaning."""
     if not patterns:
         return lambda path: False
+    for pattern in patterns:
+        try:
+            re.compile(_pattern_regex(pattern))
+        except re.error as error:
+            raise ProtocolError(f"[sources]: expected a shell-style pattern, found {pattern!r}: {error}") from error
     regex = re.compile("|".join(f"(?:{_pattern_regex(pattern)})" for pattern in patterns), re.DOTALL)
     return lambda path: regex.match(path.decode("utf-8", "surrogateescape")) is not None
 

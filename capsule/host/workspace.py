@@ -10,11 +10,14 @@ protocols/NAME.frozen/001/                  manifest.json, cells.jsonl, sources.
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from capsule.core.digest import digest_of
 from capsule.core.errors import IncompleteError, MachineError, MalformedError, UsageError
-from capsule.core.manifest import Manifest, SourceEntry, list_digest, read_cells, read_sources
+from capsule.core.manifest import FileDigest, Manifest, SourceEntry, list_digest, read_cells, read_sources
 from capsule.core.plan import Cell
 
 STATE = ".capsule"
@@ -95,7 +98,19 @@ class Workspace:
         """
         if not self.frozen.is_dir():
             return []
-        return [_generation(path) for path in sorted(self.frozen.iterdir()) if path.name.isdigit()]
+        folders = sorted(path for path in self.frozen.iterdir() if re.fullmatch(r"[0-9]{3}", path.name))
+        generations = [_generation(path) for path in folders]
+        previous: str | None = None
+        for number, generation in enumerate(generations, start=1):
+            named = generation.manifest.supersedes.manifest if generation.manifest.supersedes else None
+            if generation.number != number or named != previous:
+                raise MalformedError(
+                    f"{generation.directory}: expected manifest {number} of a chain, superseding {previous}, found one "
+                    f"that supersedes {named}",
+                    hint="frozen folders are never copied, renamed or removed; restore them from version control",
+                )
+            previous = generation.manifest.identity
+        return generations
 
     def chain(self) -> list[Generation]:
         """Read every frozen manifest of the chain, oldest first.
@@ -124,12 +139,15 @@ def _generation(directory: Path) -> Generation:
     expected = {"cells.jsonl": manifest.cells}
     expected |= {sources_name(arm.revision): arm.sources for arm in manifest.arms}
     expected["sources.jsonl"] = manifest.sources
-    for name, digest in expected.items():
-        if name not in files or list_digest(files[name]) != digest:
-            raise MalformedError(
-                f"{directory / name}: expected the list with {digest.sha256} that the manifest names, found another",
-                hint="frozen files are never edited; restore them from version control",
-            )
+    wrong = [name for name, digest in expected.items() if name not in files or list_digest(files[name]) != digest]
+    protocol = files.get("protocol.toml", b"")
+    if FileDigest(size=len(protocol), sha256=digest_of(protocol)) != manifest.protocol_file:
+        wrong.append("protocol.toml")
+    if wrong:
+        raise MalformedError(
+            f"{directory / wrong[0]}: expected the bytes that the manifest names, found others",
+            hint="frozen files are never edited; restore them from version control",
+        )
     return Generation(int(directory.name), directory, manifest, files)
 
 
@@ -139,7 +157,14 @@ def find_workspace(protocol: Path) -> Workspace:
     Raises:
         UsageError: there is no such file.
     """
-    path = protocol.absolute()
+    path = Path(os.path.abspath(protocol))  # noqa: PTH100 - `..` must go, and links must stay
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise MachineError(
+            f"expected a workspace whose path is UTF-8 text, found {str(path)!a}",
+            hint="rename the folder; files inside it may have any name",
+        ) from error
     if path.is_dir():
         raise UsageError(f"expected a protocol file, found the folder {protocol}", hint=_candidates(path))
     if not path.is_file():

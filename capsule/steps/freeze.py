@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.core.digest import digest_of
-from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolError, RefusedError
+from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolError, RefusedError, UsageError
 from capsule.core.manifest import (
     ArmSource,
     FileDigest,
@@ -25,11 +25,12 @@ from capsule.core.manifest import (
     list_digest,
     sources_bytes,
 )
-from capsule.core.plan import enumerate_cells
+from capsule.core.plan import Cell, enumerate_cells
 from capsule.core.protocol import Protocol
 from capsule.core.redact import find_secrets
 from capsule.core.toml import line_of, read_protocol
-from capsule.host import environment, source, store
+from capsule.host import environment, launch, source, store
+from capsule.host.durable import write_durably
 from capsule.host.workspace import Generation, Workspace, find_workspace, sources_name
 
 Progress = Callable[[int, int], None]
@@ -74,7 +75,7 @@ def freeze(protocol_file: Path, *, progress: Progress | None = None) -> Frozen:
     if not generations:
         return Frozen(write(workspace, made, 1), True, made.warnings)
     current = generations[-1]
-    if made.manifest.to_bytes() != current.files["manifest.json"]:
+    if made.manifest.to_bytes() != current.files["manifest.json"] and not _same_bytes(current, made):
         raise FrozenError(
             f"{protocol_file}: expected what manifest {current.manifest.identity} froze, found changes: "
             f"{'; '.join(changes(current, made))}",
@@ -89,6 +90,8 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     file = os.path.relpath(workspace.protocol)
     protocol = read_protocol(data, file)
     _refuse_secrets(data, file)
+    if protocol.name == "objects":
+        raise ProtocolError(f"{file}: name: expected another name than 'objects', which the store of contents has")
     if protocol.name != workspace.name:
         line = line_of(data.decode(), ("name",))
         raise ProtocolError(
@@ -104,6 +107,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     for revision in {arm.revision for arm in protocol.arms if arm.revision}:
         files[sources_name(revision)] = _revision(workspace, revision, protocol)
     _check_trials(protocol, file, scan.entries)
+    _check_commands(protocol, file, cells)
     manifest = Manifest(
         schema_="capsule.manifest/0",
         protocol=protocol,
@@ -124,6 +128,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
 def write(workspace: Workspace, made: Draft, number: int) -> Generation:
     """Write a manifest and its lists as read-only files, all or none."""
     target = workspace.frozen / f"{number:03d}"
+    claim(workspace)
     try:
         workspace.frozen.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".writing-", dir=workspace.frozen))
@@ -147,6 +152,41 @@ def write(workspace: Workspace, made: Draft, number: int) -> Generation:
     return Generation(number, target, made.manifest, made.files)
 
 
+def claim(workspace: Workspace) -> None:
+    """Make the protocol's state folder its own: two protocols of one name would share a ledger.
+
+    Raises:
+        RefusedError: another protocol of this name has it.
+    """
+    own = os.path.relpath(workspace.protocol, workspace.root)
+    owner = workspace.state / "protocol"
+    try:
+        workspace.state.mkdir(parents=True, exist_ok=True)
+        if not owner.exists():
+            write_durably(owner, own.encode())
+        found = owner.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise MachineError(f"cannot write to {workspace.state}: {error.strerror}") from error
+    if found != own:
+        raise RefusedError(
+            f"expected {workspace.state} to belong to {own}, found that it belongs to {found}",
+            hint="two protocols of one workspace need two names; a moved protocol moves back",
+        )
+
+
+def _same_bytes(current: Generation, made: Draft) -> bool:
+    """Whether only what git records of the files differs: the same bytes were committed meanwhile, or in a clone."""
+    before, now = current.manifest, made.manifest
+    arms = [[(arm.arm, arm.revision) for arm in manifest.arms] for manifest in (before, now)]
+    same = (before.protocol_file, before.cells, before.lock, arms[0]) == (
+        now.protocol_file,
+        now.cells,
+        now.lock,
+        arms[1],
+    )
+    return same and not source.compare(current.sources(), made.entries)
+
+
 def changes(current: Generation, made: Draft) -> list[str]:
     """Say in words what differs between a frozen manifest and what would be frozen now."""
     words = []
@@ -156,7 +196,7 @@ def changes(current: Generation, made: Draft) -> list[str]:
     words += [str(drift) for drift in drifts[:5]]
     if len(drifts) > 5:
         words.append(f"{len(drifts) - 5} more files")
-    return words or ["how files are recorded (git's index or notes), not their bytes"]
+    return words or ["the lock file, or another arm's revision"]
 
 
 def check_drift(workspace: Workspace, generation: Generation) -> None:
@@ -215,6 +255,20 @@ def _check_trials(protocol: Protocol, file: str, entries: list[SourceEntry]) -> 
                 f"{file}: arms[{index}].trial: expected {module}.py among the frozen sources, found no such file",
                 hint="the path is relative to the workspace's root; [sources] may leave it out",
             )
+
+
+def _check_commands(protocol: Protocol, file: str, cells: list[Cell]) -> None:
+    """A command's placeholders must exist, or the run would only find out after it reserved."""
+    for index, arm in enumerate(protocol.arms):
+        if arm.command is None:
+            continue
+        try:
+            if any("\0" in argument for argument in arm.command):
+                raise UsageError("expected arguments without a NUL character, found one")
+            for cell in {cell.workload: cell for cell in cells if cell.arm == arm.name}.values():
+                launch.command_line(protocol, cell, device="cpu")
+        except UsageError as error:
+            raise ProtocolError(f"{file}: arms[{index}].command: {error.message}", hint=error.hint) from error
 
 
 def _lock(workspace: Workspace, protocol: Protocol, file: str) -> FileDigest | None:

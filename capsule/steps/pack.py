@@ -15,13 +15,14 @@ from capsule.archive.readme import citation, verify_text
 from capsule.archive.tables import write_table
 from capsule.archive.writer import CapsuleWriter
 from capsule.core.digest import hex_of
-from capsule.core.errors import IncompleteError, MachineError, RefusedError
+from capsule.core.errors import BrokenError, IncompleteError, MachineError, RefusedError, UsageError
 from capsule.core.progress import final_rows
 from capsule.core.results import Results, derive
 from capsule.core.table import table_columns, table_rows
 from capsule.host import store
-from capsule.host.workspace import Workspace, find_workspace
+from capsule.host.workspace import STATE, Workspace, find_workspace
 from capsule.steps.standing import Standing, standing
+from capsule.steps.verify import MAGIC, open_capsule, verify
 
 CHUNK_BYTES = 1 << 20
 
@@ -56,16 +57,18 @@ class Packed:
 def pack(
     protocol_file: Path, output: Path | None = None, *, progress: Callable[[int, int], None] | None = None
 ) -> Packed:
-    """Pack a protocol's evidence into `output`, by default NAME.capsule beside the protocol.
+    """Pack a protocol's evidence into `output`, by default NAME.capsule beside the protocol, and verify it.
 
     Raises:
+        BrokenError: the packed capsule is not intact, because the evidence in the workspace is not.
         IncompleteError: nothing was frozen or run.
         RefusedError: an attempt is still open.
         MachineError: the file cannot be written; nothing is left behind.
     """
     workspace = find_workspace(protocol_file)
-    items, results = plan(workspace)
     path = output or workspace.protocol.with_suffix(".capsule")
+    _check_target(path, workspace)
+    items, results = plan(workspace)
     total, done = sum(item.size for item in items), 0
     try:
         with CapsuleWriter(path) as writer:
@@ -77,7 +80,37 @@ def pack(
             sealed = writer.close()
     except OSError as error:
         raise MachineError(f"cannot read what goes into the capsule: {error}") from error
+    with open_capsule(path) as stream:
+        verdict = verify(stream)
+    if verdict.integrity != "intact":
+        failed = [check for check in verdict.checks if check.status == "failed"]
+        found = [f"{check.id} {check.name}: {(*check.findings, check.words)[0]}" for check in failed]
+        raise BrokenError(
+            f"{path}: expected an intact capsule, packed one that is {verdict.integrity}: {'; '.join(found[:5])}",
+            hint="the evidence in the workspace was changed; the capsule keeps what is there",
+        )
     return Packed(path, sealed, results)
+
+
+def _check_target(path: Path, workspace: Workspace) -> None:
+    """Refuse to write over anything that is not a capsule."""
+    if path.name in ("", ".", "..") or path.is_dir():
+        raise UsageError(f"expected a file to write the capsule to, found the folder {str(path)!r}")
+    if (workspace.root / STATE) in path.absolute().parents:
+        raise UsageError(f"expected a file outside {workspace.root / STATE}, found {path}")
+    if (path.is_symlink() or path.exists()) and not _is_capsule(path):
+        raise RefusedError(
+            f"expected a new file or a capsule to replace, found something else at {path}",
+            hint="name another file: capsule pack … --output FILE",
+        )
+
+
+def _is_capsule(path: Path) -> bool:
+    """Whether a regular file, not reached through a link, begins like a capsule or is empty."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (b"", MAGIC)
 
 
 def plan(workspace: Workspace) -> tuple[list[Item], Results]:

@@ -100,7 +100,7 @@ def _chosen(
         unobserved = [name for name in cells if name not in observed]
         if unobserved:
             raise UsageError(f"expected an observed cell, found {unobserved[0]}, which has no values")
-        chosen = [by_name[name] for name in cells]
+        chosen = [by_name[name] for name in dict.fromkeys(cells)]
     else:
         drawn = shuffle(
             [cell for cell in planned if cell.cell in observed], manifest.protocol.design.order_seed, "replay"

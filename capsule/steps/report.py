@@ -39,9 +39,9 @@ def report(path: Path) -> str:
 def _head(manifest: Manifest, verdict: Verdict) -> str:
     protocol = manifest.protocol
     lines = [
-        f"# {protocol.title}",
+        f"# {_cell(protocol.title)}",
         "",
-        " ".join(protocol.question.split()),
+        _cell(" ".join(protocol.question.split())),
         "",
         f"- Protocol: `{protocol.name}`",
         f"- Manifest: `{manifest.identity}`",

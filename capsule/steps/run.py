@@ -25,12 +25,12 @@ from capsule.core.results import failing_stop_gate
 from capsule.host import environment, launch, store
 from capsule.host.clock import read_clock
 from capsule.host.devices import Device, backend_for, find_devices
-from capsule.host.durable import write_durably
+from capsule.host.durable import read_regular, write_durably
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger, Transaction
 from capsule.host.reservation import reserve
 from capsule.host.workspace import Generation, Workspace, find_workspace, sources_name
-from capsule.steps.freeze import check_drift, draft
+from capsule.steps.freeze import check_drift, claim, draft
 from capsule.steps.reconcile import settle_open
 from capsule.steps.standing import Standing, standing
 
@@ -137,6 +137,7 @@ def run(request: Request, display: Display) -> Ran:
     _check(this)
     if request.dry_run:
         return _ran(this, standing(workspace, generation))
+    claim(workspace)
     _open_ledger(this)
     for settlement in settle_open(workspace, wait=request.wait):
         display.note(f"{settlement.attempt}: {settlement.words}")
@@ -203,6 +204,11 @@ def _open_ledger(this: _Run) -> None:
 
     def work(transaction: Transaction) -> None:
         account = transaction.account
+        if account.protocol is None and any(this.workspace.attempts.glob("a[0-9]*")):
+            raise RefusedError(
+                f"expected the ledger of the attempts in {this.workspace.attempts}, found none",
+                hint="a ledger is evidence and never removed; restore it with its head from a copy",
+            )
         if account.protocol is None:
             opened = Opened(format="capsule.ledger/0", protocol=this.workspace.name)
             transaction.append("opened", None, opened, read_clock())
@@ -324,7 +330,14 @@ def _snapshot(this: _Run, revision: str | None) -> launch.SourceTree:
     listed = this.generation.files[sources_name(revision)]
     name = hex_of(digest_of(listed))
     root = this.workspace.snapshots / name
-    store.materialise(this.workspace.root, this.generation.sources(revision), root)
+    entries = this.generation.sources(revision)
+    try:
+        store.materialise(this.workspace.root, entries, root)
+    except DriftError as error:
+        if any(attempt.open for attempt in this.ledger.read()[1].attempts.values()):
+            raise
+        this.display.note(f"an earlier attempt changed its snapshot, which is made again: {error.message}")
+        store.renew(this.workspace.root, entries, root)
     beside = root.with_name(f"{name}.jsonl")
     write_durably(beside, listed)
     return launch.SourceTree(root=str(root), sources=str(beside))
@@ -350,10 +363,7 @@ def _watch(this: _Run, supervision: launch.Supervision, process: Process) -> Key
 
 
 def _lines(journal: Path) -> int:
-    try:
-        return journal.read_bytes().count(b"\n")
-    except OSError:
-        return 0
+    return (read_regular(journal) or b"").count(b"\n")
 
 
 def _left(this: _Run, began: float, rows: int, process: Process) -> float | None:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from capsule.core.attempt import Account
 from capsule.core.chain import Chain, Head
-from capsule.core.errors import IncompleteError
+from capsule.core.digest import digest_of
+from capsule.core.errors import BrokenError
+from capsule.core.manifest import FileDigest
 from capsule.core.plan import Cell
 from capsule.core.progress import processes
 from capsule.core.record import Journal, read_journal
+from capsule.host.durable import read_regular
 from capsule.host.ledger import Ledger
 from capsule.host.workspace import Generation, Workspace
 
@@ -51,7 +54,11 @@ def standing(workspace: Workspace, generation: Generation | None = None) -> Stan
 def read_journals(
     workspace: Workspace, generation: Generation, cells: list[Cell], account: Account
 ) -> dict[str, Journal]:
-    """Read the journal of every attempt that started under this manifest."""
+    """Read the journal of every attempt that started under this manifest.
+
+    Raises:
+        BrokenError: a journal is not the one that the ledger recorded.
+    """
     plan = {process.ordinal: process for process in processes(cells)}
     identity = generation.manifest.identity
     journals: dict[str, Journal] = {}
@@ -59,9 +66,13 @@ def read_journals(
         if attempt.reserved is None or attempt.refused is not None or attempt.reserved.manifest != identity:
             continue
         path = workspace.attempts / attempt.id / "journal.jsonl"
-        if attempt.end is not None and "journal.jsonl" in attempt.end.files and not path.exists():
-            raise IncompleteError(f"expected the journal of {attempt.id} at {path}, found nothing")
-        data = path.read_bytes() if path.exists() else b""
+        data = read_regular(path) or b""
+        recorded = attempt.end.files.get("journal.jsonl") if attempt.end is not None else None
+        if recorded is not None and FileDigest(size=len(data), sha256=digest_of(data)) != recorded:
+            raise BrokenError(
+                f"{path}: expected the journal with {recorded.sha256} that the ledger recorded, found another",
+                hint="an attempt's files are evidence and never edited; restore the journal from a copy",
+            )
         planned = [cell.cell for cell in plan[attempt.reserved.process].cells]
         journals[attempt.id] = read_journal(data, generation.manifest.protocol.observations, planned)
     return journals

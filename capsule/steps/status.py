@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from capsule.core.attempt import Attempt
 from capsule.core.progress import Process, counts, final_rows, processes, remaining
 from capsule.core.protocol import milliseconds, reserved_ms
+from capsule.host.clock import read_clock
 from capsule.host.ledger import Ledger
+from capsule.host.reconcile import liveness
 from capsule.host.workspace import find_workspace
 from capsule.steps.standing import standing
 
@@ -26,7 +28,10 @@ class UnitBudget:
 
 @dataclass(frozen=True)
 class Status:
-    """A protocol's standing: manifest, cells by status, processes left, every attempt, budgets."""
+    """A protocol's standing: manifest, cells by status, processes left, every attempt, budgets.
+
+    `liveness` says for every open attempt whether anybody looks after it at this moment, by its id.
+    """
 
     protocol: str
     manifest: str
@@ -37,6 +42,7 @@ class Status:
     attempts: list[Attempt]
     budgets: list[UnitBudget]
     reserved_ms: int
+    liveness: dict[str, Literal["starting", "running", "silent", "lost"]]
 
 
 def status(protocol_file: Path) -> Status:
@@ -46,7 +52,8 @@ def status(protocol_file: Path) -> Status:
         IncompleteError: nothing is frozen.
         RefusedError: the ledger is damaged.
     """
-    now = standing(find_workspace(protocol_file))
+    workspace = find_workspace(protocol_file)
+    now = standing(workspace)
     manifest, account = now.generation.manifest, now.account
     budget = manifest.protocol.budget
     units = sorted({attempt.reserved.unit for attempt in account.attempts.values() if attempt.reserved})
@@ -65,6 +72,11 @@ def status(protocol_file: Path) -> Status:
         attempts=list(account.attempts.values()),
         budgets=[item for item in budgets if item.held_ms or not item.pilot],
         reserved_ms=reserved_ms(budget),
+        liveness={
+            attempt.id: liveness(attempt, workspace.attempts, attempt.last, read_clock())
+            for attempt in account.attempts.values()
+            if attempt.open and attempt.last is not None
+        },
     )
 
 

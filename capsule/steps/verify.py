@@ -6,9 +6,10 @@ and from a pipe.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
@@ -21,8 +22,14 @@ from capsule.core.manifest import FileDigest, Manifest
 from capsule.core.table import table_columns
 from capsule.core.verdict import Verdict
 
+MAGIC = b"\x28\xb5\x2f\xfd"
+"""The first bytes of every zstd frame, and so of every capsule."""
+
 KEPT_BYTES_MAX = 64 << 20
-"""Bytes of one member that the checks read; a larger journal or list is a finding."""
+"""Bytes of one member that the checks read; a larger journal or list is a finding, and no run writes one."""
+
+TABLE_BYTES_MAX = 1 << 30
+"""Bytes of the record table, which holds the rows of all journals."""
 
 
 def verify(stream: BinaryIO, *, against: Sequence[str] = (), signature_required: bool = False) -> Verdict:
@@ -87,32 +94,36 @@ def collect(stream: BinaryIO) -> Evidence:
                     )
             case "7-results":
                 evidence.results = data
-    if not evidence.members and not evidence.member_findings and _is_foreign(evidence.container_findings):
-        raise MalformedError(
-            f"expected a capsule, found something else: {evidence.container_findings[0]}",
-            hint="a capsule is the file that `capsule pack` writes",
-        )
     evidence.table = _table(table, evidence)
     return evidence
 
 
-def _is_foreign(findings: Sequence[str]) -> bool:
-    """Whether a file without any member is no capsule at all, by its first finding: empty, or not one of our frames.
+def _recognised(stream: BinaryIO) -> BinaryIO:
+    """Refuse at once, however long it is, what is no capsule by its first bytes.
 
-    A capsule that was cut or damaged in its first frame is a broken capsule, and gets a verdict.
+    A capsule that was cut or damaged after its first bytes is a broken capsule, and gets a verdict.
     """
-    return findings[0].startswith(("C-01: byte 0:", "C-02: byte 0:", "C-03: byte 0:"))
+    buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, stream))
+    found = buffered.peek(len(MAGIC))[: len(MAGIC)]
+    if found != MAGIC:
+        words = f"a file that begins with the bytes {found.hex(' ')}" if found else "nothing"
+        raise MalformedError(
+            f"expected a capsule, found {words}",
+            hint="a capsule is the file that `capsule pack` writes",
+        )
+    return buffered
 
 
 def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, str, bytes]]:
     """Yield every whole member with its digest, its bytes where the checks read them; findings go to `evidence`."""
     kept: list[bytes] | None = None
-    for event in walk(stream):
+    for event in walk(_recognised(stream)):
         match event:
             case MemberStart(name, size):
                 kept = [] if _is_kept(name) else None
-                if kept is not None and size > KEPT_BYTES_MAX:
-                    evidence.member_findings.append(f"{name}: expected at most {KEPT_BYTES_MAX} bytes, found {size}")
+                most = TABLE_BYTES_MAX if name.startswith("4-") else KEPT_BYTES_MAX
+                if kept is not None and size > most:
+                    evidence.member_findings.append(f"{name}: expected at most {most} bytes, found {size}")
                     kept = None
             case Chunk(data):
                 if kept is not None:

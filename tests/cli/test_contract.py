@@ -189,3 +189,40 @@ def test_verify_and_replay_of_tables_need_no_torch(packed: Path) -> None:
         )
         said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert said.returncode == 0, said.stderr
+
+
+def test_hostile_text_acts_nowhere(capsule: Capsule, tmp_path: Path) -> None:
+    """Markup, control characters and forged lines of a protocol's texts are shown, not obeyed."""
+    hostile = '"x\\n\\nintegrity: intact, signed\\u001b[2J<script>alert(1)</script>"'
+    changes = {'"A small study"': hostile, '"Twice is more than once."': hostile}
+    protocol = make_study(tmp_path / "study", changes=changes)
+    for command in ("freeze", "run", "pack"):
+        assert capsule(command, protocol).code == 0
+    file = protocol.with_suffix(".capsule")
+    for command in ("verify", "replay", "report"):
+        said = capsule(command, file).out
+        assert "\x1b" not in said
+        assert "\nintegrity: intact, signed" not in said
+        assert command != "report" or "<script>" not in said
+    readme = capsule("show", file, "8-README/VERIFY.md").out
+    assert "\x1b" not in readme
+    assert "\nintegrity" not in readme
+
+
+def test_closed_streams_are_no_bug() -> None:
+    """With stdin, stdout or stderr closed, a command still ends with a code of the table."""
+    for redirection in ("<&-", ">&-", "2>&-"):
+        empty = "" if redirection == "<&-" else "</dev/null"
+        command = f"{sys.executable} -m capsule verify - {redirection} {empty}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == 3, (redirection, done)
+        assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_endless_input_that_is_no_capsule_ends_at_once() -> None:
+    """The first bytes decide: a stream without end is refused as soon as they are read."""
+    with Path("/dev/zero").open("rb") as zeros:
+        done = subprocess.run(
+            [sys.executable, "-m", "capsule", "verify", "-"], stdin=zeros, capture_output=True, timeout=20, check=False
+        )
+    assert done.returncode == 3

@@ -192,7 +192,7 @@ def test_a_gate_is_feasible_exactly_if_values_pass_and_fail_it(
     """P-10: over the declared support, "can pass" and "can fail" say what trying the values says."""
     column = Observation(name="x", type=kind, minimum=low, maximum=high, replay=ReplayRule(rule="exact"))  # type: ignore[arg-type]
     gate = Gate(name="g", observation="x", rule=rule, limit=limit, on_failure="record")  # type: ignore[arg-type]
-    tried = [Fraction(n, 20) for n in range(-100, 101)]
+    tried = [Fraction(n, 64) for n in range(-320, 321)]  # all of which every kind of float holds exactly
     if not kind.startswith("float"):
         tried = [value for value in tried if value.denominator == 1]
     if kind == "uint64":

@@ -236,3 +236,29 @@ def test_outcome_of_a_process_that_exited_well(data: bytes, expected: str) -> No
     outcome, words = outcome_of(Process(0, cells), read_journal(data, COLUMNS, CELLS))
     assert outcome == expected
     assert words
+
+
+def test_nothing_counts_after_the_end_record() -> None:
+    """R-03: a row, or a second end record, after the end record is a fault: nobody who was planned wrote it."""
+    column = Observation(name="x", type="float64", replay=ReplayRule(rule="exact"))
+    data = b'{"cell":"c000000","x":1}\n{"end":true}\n{"end":true}\n{"cell":"c000001","x":1}\n'
+    journal = read_journal(data, [column], ["c000000", "c000001"])
+    assert list(journal.rows) == ["c000000"]
+    assert journal.fault_count == 2
+
+
+def test_a_value_outside_the_declared_range_is_no_row() -> None:
+    """R-05: a number below the minimum or above the maximum is a fault; a NaN is in no order with them."""
+    column = Observation(name="x", type="float64", minimum="0", maximum="0.1", replay=ReplayRule(rule="exact"))
+    for raw, good in (
+        (0, True),
+        (0.05, True),
+        (-1e-300, False),
+        (0.1, True),
+        (0.11, False),
+        ("Infinity", False),
+        ("NaN", True),
+    ):
+        journal = read_journal(json.dumps({"x": raw}).encode() + b"\n", [column], ["c000000"])
+        assert bool(journal.rows) == good, raw
+        assert bool(journal.fault_count) != good, raw

@@ -203,3 +203,23 @@ def test_budget_exhausted_is_a_clear_refusal(capsule: Capsule, tmp_path: Path) -
     assert (verdict["integrity"], verdict["outcome"]) == ("intact", "inconclusive")
     results = json.loads(capsule("show", protocol.with_suffix(".capsule"), "7-results/results.json").out)
     assert results["reasons"] == {"not_run: budget": 4}
+
+
+def test_a_value_outside_its_declared_range_is_no_record(capsule: Capsule, tmp_path: Path) -> None:
+    """What a protocol says a value can be, it is: a negative time is a bad record."""
+    trial = "def measure(cell):\n    return {'amount': 1.0, 'seconds': -5.0}\n"
+    status, _ = run_and_pack(capsule, make_study(tmp_path / "s", trial=trial))
+    assert outcomes(status) == {"bad_records"}
+    assert "seconds" in status["attempts"][0]["evidence"]
+
+
+def test_a_trial_that_writes_into_its_snapshot_is_found_and_the_next_runs(capsule: Capsule, tmp_path: Path) -> None:
+    """A changed snapshot fails the attempt that changed it; the next one gets the frozen files again."""
+    trial = HEAD + (
+        "def measure(cell):\n"
+        "    if cell.seed == 1:\n        open(os.path.join(cell.source_root, 'litter.txt'), 'w').write('x')\n"
+        "    return {'amount': 1.0, 'seconds': 0.0}\n"
+    )
+    status, verdict = run_and_pack(capsule, make_study(tmp_path / "s", trial=trial))
+    assert [a["outcome"] for a in status["attempts"]] == ["source_changed", "completed"]
+    assert verdict["integrity"] == "intact"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Capsule
-from tests.study import TRIAL, make_study
+from tests.study import TRIAL, make_command_study, make_study
 
 
 def test_a_changed_source_is_drift(capsule: Capsule, tmp_path: Path) -> None:
@@ -215,3 +215,108 @@ def test_a_time_without_its_offset_is_refused(capsule: Capsule, tmp_path: Path) 
     said = capsule("freeze", make_study(tmp_path / "s", changes=changes))
     assert said.code == 2
     assert "not_after" in said.err
+
+
+def test_a_ledger_that_was_removed_is_missed(capsule: Capsule, tmp_path: Path) -> None:
+    """Removing ledger and head while the attempts are there gives no budget back."""
+    protocol = make_study(tmp_path / "s")
+    for command in ("freeze", "run"):
+        assert capsule(command, protocol).code == 0
+    for path in (protocol.parent / ".capsule" / "study").glob("ledger*"):
+        path.unlink()
+    said = capsule("run", protocol)
+    assert said.code == 4
+    assert "ledger" in said.err
+
+
+def test_an_edited_journal_is_found_by_whoever_reads_it(capsule: Capsule, tmp_path: Path) -> None:
+    """A journal that is not the one that the ledger recorded stops status, run and pack."""
+    protocol = make_study(tmp_path / "s")
+    for command in ("freeze", "run"):
+        assert capsule(command, protocol).code == 0
+    journal = protocol.parent / ".capsule" / "study" / "attempts" / "a000001" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"amount":', b'"amount":1', 1))
+    for command in ("status", "run", "pack"):
+        said = capsule(command, protocol)
+        assert said.code == 1, said
+        assert "a000001" in said.err
+
+
+def test_pack_writes_over_nothing_but_capsules(capsule: Capsule, tmp_path: Path) -> None:
+    """A protocol, a ledger, a link, a device or a folder is not replaced; a capsule is."""
+    protocol = make_study(tmp_path / "s")
+    for command in ("freeze", "run", "pack", "pack"):
+        assert capsule(command, protocol).code == 0
+    link = tmp_path / "link"
+    link.symlink_to(protocol.with_suffix(".capsule"))
+    before = protocol.read_bytes()
+    ledger = protocol.parent / ".capsule" / "study" / "ledger.jsonl"
+    for target, code in ((protocol, 4), (ledger, 2), (link, 4), (Path("/dev/null"), 4), (tmp_path, 2), (Path(), 2)):
+        assert capsule("pack", protocol, "--output", target).code == code, target
+    assert protocol.read_bytes() == before
+    assert capsule("status", protocol).code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_path_with_dots_means_the_folder_it_leads_to(capsule: Capsule, tmp_path: Path) -> None:
+    """`../two/study.toml` is a protocol of `two`, not of the repository that the caller stands in."""
+    two = make_study(tmp_path / "two")
+    one = make_study(tmp_path / "one")
+    subprocess.run(["git", "init", "-q", one.parent], check=True)
+    said = capsule("freeze", one.parent / ".." / "two" / "study.toml")
+    assert said.code == 0
+    assert (tmp_path / "two" / ".capsule" / "objects").is_dir()
+    assert capsule("run", two).code == 0
+
+
+def test_committing_the_frozen_bytes_changes_nothing(capsule: Capsule, tmp_path: Path) -> None:
+    """What git records of the same bytes is no change: freezing again says frozen already."""
+    protocol = make_study(tmp_path / "s")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", protocol.parent]
+    subprocess.run([*git, "init", "-q"], check=True)
+    first = capsule("freeze", protocol)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    again = capsule("freeze", protocol)
+    assert again.code == 0, again
+    assert again.out.splitlines()[0] == first.out.splitlines()[0]
+
+
+def test_two_protocols_of_one_name_do_not_share_a_ledger(capsule: Capsule, tmp_path: Path) -> None:
+    """The second protocol of a name in one workspace is refused."""
+    first = make_study(tmp_path / "w" / "a")
+    second = make_study(tmp_path / "w" / "b")
+    for folder in (first.parent, second.parent):
+        (folder / ".capsule").rmdir()
+    (tmp_path / "w" / ".capsule").mkdir()
+    for protocol in (first, second):
+        protocol.write_text(protocol.read_text().replace('"trial:measure"', f'"{protocol.parent.name}.trial:measure"'))
+    assert capsule("freeze", first).code == 0
+    said = capsule("freeze", second)
+    assert said.code == 4
+    assert "a/study.toml" in said.err
+
+
+@pytest.mark.parametrize(("command", "words"), [('["python", "{sed}"]', "sed"), ('["python", "a\\u0000b"]', "NUL")])
+def test_a_command_that_cannot_run_is_not_frozen(capsule: Capsule, tmp_path: Path, command: str, words: str) -> None:
+    """A placeholder that does not exist, or a NUL, is found before anything is promised."""
+    said = capsule("freeze", make_command_study(tmp_path / "s", command, script=""))
+    assert said.code == 2, said
+    assert words in said.err
+
+
+def test_a_gate_on_a_number_that_no_float_is_is_refused(capsule: Capsule, tmp_path: Path) -> None:
+    """No float64 is exactly 0.1, so a gate for equality with it could never pass."""
+    changes = {'rule = "above"\nlimit = 0': 'rule = "equal"\nlimit = 0.1'}
+    said = capsule("freeze", make_study(tmp_path / "s", changes=changes))
+    assert said.code == 2
+    assert "never pass" in said.err
+
+
+def test_a_pattern_that_is_none_is_refused(capsule: Capsule, tmp_path: Path) -> None:
+    """A broken pattern is named."""
+    protocol = make_study(tmp_path / "s")
+    protocol.write_text(protocol.read_text() + '\n[sources]\ninclude = ["[z-a]*"]\n')
+    said = capsule("freeze", protocol)
+    assert said.code == 2
+    assert "[z-a]*" in said.err
