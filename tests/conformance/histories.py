@@ -29,9 +29,18 @@ from tests.golden.make import Members, rechain
 BOOT = "00000000-0000-0000-0000-000000000001"
 REVISION = "12" * 20
 SOURCES = {"study.toml": b"name = 'study'\n", "trial.py": b"def measure(cell): ...\n"}
+TIMES = ["2030-01-31T12:00:00Z", "2026-01-01T02:00:00+02:00"]
+"""Times at or after the one at which everything here happens."""
 REVISED = {"trial.py": b"def measure(cell): return 1\n"}
 FAILED = ["exit_nonzero", "signalled", "wall_limit", "device_lost"]
 LOST = ["lost", "host_crash"]
+EXITS: list[tuple[str, str, list[int]]] = [
+    ("exit_nonzero", "exited", [1 << 8, 255 << 8]), ("signalled", "signalled", [9, 11 | 0x80]),
+    ("wall_limit", "wall_limit", [0, 15, 1 << 8]), ("user", "user", [2, 130 << 8]), ("lease_lost", "lease_lost", [9]),
+    ("device_lost", "exited", [0]), ("contaminated", "signalled", [6]), ("device_mismatch", "exited", [7 << 8]),
+    ("leaked_descendants", "exited", [0]), ("provenance", "exited", [0]), ("source_changed", "exited", [0]),
+]  # fmt: skip
+"""Outcomes that no journal decides, each with the cause of its exit and wait statuses that go with it."""
 
 
 def draw(seed: int) -> Members:
@@ -94,10 +103,11 @@ def protocol_text(chance: random.Random, title: str) -> str:
     if chance.random() < 0.2:
         lines += ["[[exclusions]]", 'arm = "thrice"', pick(["", 'workload = "small"']), 'reason = "It is slow."']
     lines += ["[analysis]", f'missing = "{pick(["withhold", "drop_start"])}"', f"starts_min = {chance.randint(1, 3)}"]
-    lines += [f'multiplicity = "{pick(["none", "bonferroni"])}"', "[budget]", 'device = "any"']
-    lines += [f"device_seconds = {pick(['1e5', '9_000', '40.5'])}", "pilot_device_seconds = 100", "devices = 1"]
+    lines += [f'multiplicity = "{pick(["none", "bonferroni"])}"', "[budget]"]
+    lines += [f'device = "{pick(["any", "cpu", "gpu"])}"', f"devices = {pick([1, 1, 2])}"]
+    lines += [f"device_seconds = {pick(['1e5', '9_000', '40.5'])}", "pilot_device_seconds = 100"]
     lines += ["wall_limit_seconds = 15.0001", "kill_grace_seconds = 1", "release_grace_seconds = 1e0"]
-    lines += ['exclusivity = "best_effort"', pick(["", "not_after = 2030-01-31T12:00:00Z"]), "[retry]"]
+    lines += ['exclusivity = "best_effort"', pick(["", f"not_after = {pick(TIMES)}"]), "[retry]"]
     lines += [f"{name} = {chance.randint(0, 2)}" for name in chance.sample([*FAILED, "incomplete", "trial_error"], 2)]
     lines += ["[environment]", 'python = ">=3.11"']
     return "\n".join(lines) + "\n"
@@ -113,13 +123,14 @@ class _History:
         self.clock = 1000
         self.files: Members = {}
         self.attempts = 0
-        self.spent = {False: 0, True: 0}
         self.account = Account()
 
     def members(self) -> Members:
         manifest = self.freeze(None)
         self.write("opened", None, {"format": "capsule.ledger/0", "protocol": "study"})
         self.write("manifest_adopted", None, {"manifest": manifest.identity, "supersedes": None})
+        if self.chance.random() < 0.2:
+            self.write("sealed", None, {"size": 2, "sha256": digest_of(b"{\xff"), "hex": "7bff"})
         if self.chance.random() < 0.3:
             self.run(manifest, self.chance.random())
             manifest = self.freeze(manifest)
@@ -221,13 +232,16 @@ class _History:
         self.attempts += 1
         name = f"a{self.attempts:06d}"
         limit = 100_000 if pilot else int(float(protocol.budget.device_seconds) * 1000)
+        unit = protocol.budget.device if protocol.budget.device in ("cpu", "gpu") else chance.choice(["cpu", "gpu"])
+        count = protocol.budget.devices
         own = {"manifest": manifest.identity, "process": process.ordinal, "pilot": pilot}
         refused = {**own, "reason": "budget", "words": "too little"}
-        if self.spent[pilot] + reserved > limit:
+        if self.account.held_ms(unit, pilot=pilot) + reserved > limit:
             self.write("refused", name, refused)
             return False
-        unit = {"from_frozen": False, "unit": "cpu", "devices": ["CPU-0"], "reserved_ms": reserved}
-        self.write("reserved", name, {**own, **unit})
+        devices = [f"{unit}-{number}" for number in range(count)]
+        wanted = {"from_frozen": False, "unit": unit, "devices": devices, "reserved_ms": reserved}
+        self.write("reserved", name, {**own, **wanted})
         if chance.random() < 0.05:
             self.write("refused", name, refused | {"reason": "busy"})
             return True
@@ -235,6 +249,12 @@ class _History:
         revision = protocol.arm(process.cells[0].arm).revision
         intent = {"leased": leased, "supervisor_pid": 1, "argv": ["python"], "device_baseline": {"used": 1, "x": None}}
         self.write("intent", name, {**intent, "snapshot": digest_of(self.lists[revision])})
+        usage = {"user_ms": 1, "system_ms": 1, "max_rss_bytes": 1, "evidence": ""}
+        if chance.random() < 0.03 * self.noise:
+            none = {"wait_status": None, "exit_code": None, "signal": None, "core_dumped": False}
+            self.write("exit", name, {**none, **usage, "cause": "exec_failed"})
+            self.settle(name, leased, reserved, count, {"outcome": "exec_failed", "rows": 0, "files": {}})
+            return True
         self.write("spawned", name, {"pid": 2, "start_ticks": 3})
         cells = [cell.cell for cell in process.cells]
         journal = journal_bytes(chance, protocol.observations, cells, self.noise)
@@ -254,29 +274,36 @@ class _History:
         self.write("heartbeat", name, {"elapsed_ms": 40})
         if chance.random() < 0.2 * self.noise:
             self.write("held_unknown", name, {"evidence": "gone"})
-            charge = {"lower_ms": 40, "upper_ms": 90, "debited_ms": 90, "observed": False}
-            self.spent[pilot] += 90
+            bounds = {"lower_ms": 40 * count, "upper_ms": 90 * count, "debited_ms": 90 * count}
+            charge = {**bounds, "observed": chance.random() < 0.5}
             self.write("reconciled", name, {**end, "outcome": chance.choice(LOST), "charge": charge})
             return True
-        outcome, status = outcome_of(process, found)[0], 0
-        if chance.random() < 0.1 * self.noise:
-            outcome, status = chance.choice(FAILED), 1
+        outcome, cause, status = outcome_of(process, found)[0], "exited", 0
+        if chance.random() < 0.15 * self.noise:
+            outcome, cause, statuses = chance.choice(EXITS)
+            status = chance.choice(statuses)
+        if cause not in ("exited", "signalled"):
+            self.write("stopping", name, {"cause": cause, "evidence": ""})
+        by = status & 0x7F or None
+        exited = {"wait_status": status, "exit_code": None if by else status >> 8, "signal": by}
+        self.write("exit", name, {**exited, **usage, "core_dumped": status & 0x80 != 0, "cause": cause})
+        if outcome == "leaked_descendants":
             self.write("stopping", name, {"cause": outcome, "evidence": ""})
-        usage = {"user_ms": 1, "system_ms": 1, "max_rss_bytes": 1}
-        exited = {"wait_status": status << 8, "exit_code": status, "signal": None, "core_dumped": False}
-        self.write("exit", name, {**exited, **usage, "cause": "exited", "evidence": ""})
-        self.write("tree_empty", name, {"killed": 0, "level": "subreaper"})
-        released = self.now(chance.randint(0, 20))
-        self.write("device_clean", name, {"clean": True, "released": released, "evidence": ""})
-        spent = released["boottime_ms"] - leased["boottime_ms"]
-        charge = {"lower_ms": spent, "upper_ms": spent, "debited_ms": spent, "observed": True}
-        extra = {"overrun_ms": 0, "suspended_ms": 0}
-        self.write("settled", name, {**end, **extra, "outcome": outcome, "charge": charge})
-        self.spent[pilot] += spent
+        self.settle(name, leased, reserved, count, {**end, "outcome": outcome})
         if chance.random() < 0.05:
             self.write("correction", name, {"debited_ms": 7, "reason": "seen later"})
-            self.spent[pilot] += 7
         return True
+
+    def settle(self, name: str, leased: dict[str, Any], reserved: int, count: int, end: dict[str, Any]) -> None:
+        """Write an observed end, sometimes long after the time that was reserved."""
+        self.write("tree_empty", name, {"killed": 0, "level": "subreaper"})
+        late = self.chance.random() < 0.05 * self.noise
+        released = self.now(reserved if late else self.chance.randint(0, 20))
+        self.write("device_clean", name, {"clean": not late, "released": released, "evidence": ""})
+        spent = count * (released["boottime_ms"] - leased["boottime_ms"])
+        charge = {"lower_ms": spent, "upper_ms": spent, "debited_ms": spent, "observed": True}
+        extra = {"overrun_ms": max(0, spent - reserved), "suspended_ms": 0, "evidence": ""}
+        self.write("settled", name, {**end, **extra, "charge": charge})
 
     def files_of(self, revision: str | None) -> dict[str, bytes]:
         return REVISED if revision else SOURCES
@@ -295,7 +322,7 @@ class _History:
         for name, attempt in account.attempts.items():
             if attempt.reserved and not attempt.refused and attempt.reserved.manifest == manifest.identity:
                 own = next(item for item in processes(cells) if item.ordinal == attempt.reserved.process)
-                data = self.files[f"3-attempts/{name}/journal.jsonl"]
+                data = self.files.get(f"3-attempts/{name}/journal.jsonl", b"")
                 names = [cell.cell for cell in own.cells]
                 journals[name] = read_journal(data, manifest.protocol.observations, names)
         rows = table_rows(manifest, cells, account, journals)

@@ -100,7 +100,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 INDEX_START = b"\x5c\x2a\x4d\x18" + struct.pack("<I", 88)
 FULL = 2 << 20
 HEADER_BYTES = b'{"digest":"sha256","format":"capsule-archive/0","frame_size_bytes":2097152}\n'
-LARGEST_READ = 64 << 20
+LARGEST_READ, LARGEST_TABLE = 64 << 20, 1 << 30
 NAMES = re.compile(
     r"0-header\.json"
     r"|1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json|manifest\.json\.sig|manifest\.json\.tsr|protocol\.toml"
@@ -337,7 +337,7 @@ def read_container(data: bytes) -> dict[str, Any]:
                 sums += f"{digest}  {name}\n".encode()
                 last = max(last, name)
             if not wrong:
-                if READ.fullmatch(name) and size > LARGEST_READ:
+                if READ.fullmatch(name) and size > (LARGEST_TABLE if name.startswith("4-") else LARGEST_READ):
                     say("size", name, "too large to be read")
                     content = b""
                 members[name] = (size, "sha256:" + digest, content)
@@ -368,13 +368,12 @@ def read_container(data: bytes) -> dict[str, Any]:
         salvage(frames, seen, table_at, say)
     lines = b"".join(member_line(*item) for item in listed)
     placed = [f"{code}: {member}: {words}" for code, member, words in findings if member is not None]
-    foreign = not members and not placed and findings[0][0] in ("C-01", "C-02", "C-03")
     return {
         "members": members,
         "in_container": [f"{code}: {words}" for code, member, words in findings if member is None],
         "in_members": placed,
         "identity": None if findings else sha(b"capsule-archive/0\n" + lines),
-        "foreign": foreign and findings[0][2] == "at byte 0",
+        "foreign": not data.startswith(ZSTD),
     }
 
 
@@ -715,8 +714,20 @@ SOURCE = record(
     blob=maybe(REVISION),
     notes=array(string()),
 )
+
+
+def moment(value: Any) -> bool:
+    """A time that exists, in UTC and to the millisecond."""
+    if not like(r"[0-9]{4}(-[0-9]{2}){2}T([01][0-9]|2[0-3])(:[0-9]{2}){2}\.[0-9]{3}Z")(value):
+        return False
+    try:
+        return bool(datetime.fromisoformat(value))
+    except ValueError:
+        return False
+
+
 CLOCK = record(
-    realtime=like(r"[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\.[0-9]{3}Z"),
+    realtime=moment,
     boottime_ms=integer(),
     monotonic_ms=integer(),
     boot_id=string(),
@@ -728,7 +739,7 @@ END = {"outcome": OUTCOME, "evidence": string(), "charge": CHARGE, "rows": integ
 EVENTS: dict[str, Shape] = {
     "opened": record(format=word("capsule.ledger/0"), protocol=string()),
     "manifest_adopted": record(manifest=digest, supersedes=maybe(digest)),
-    "sealed": record(size=integer(), sha256=digest, hex=string()),
+    "sealed": record(size=integer(), sha256=digest, hex=like("([0-9a-f]{2})*")),
     "correction": record(debited_ms=integer(), reason=string()),
     "reserved": record(
         manifest=digest, process=integer(), pilot=boolean, from_frozen=boolean, unit=word("cpu", "gpu"),
@@ -957,7 +968,7 @@ def complaints(protocol: dict[str, Any]) -> Iterator[str]:
     for hypothesis in protocol["hypotheses"]:
         yield from hypothesis_complaints(protocol, hypothesis)
     yield from budget_complaints(protocol["budget"])
-    if count_cells(protocol) > 1_000_000:
+    if count_cells(protocol) > 200_000:
         yield "too many cells"
         return
     yield from plan_complaints(protocol, set(arms))
@@ -1004,6 +1015,14 @@ def meets(rule: str, value: Any, limit: Any) -> bool:
     return order in allowed.get(rule, (-1, 1))
 
 
+def holds(limit: str, kind: str) -> bool:
+    """Whether a float column has a value that is exactly this decimal."""
+    try:
+        return exact(as_number(float_bits(float(limit), kind), kind)) == Fraction(limit)
+    except Bad:
+        return False
+
+
 def gate_complaints(gate: dict[str, Any], column: dict[str, Any] | None) -> Iterator[str]:
     if column is None or column["type"] == "text":
         yield "a gate on no number"
@@ -1017,7 +1036,7 @@ def gate_complaints(gate: dict[str, Any], column: dict[str, Any] | None) -> Iter
     else:
         limit, (low, high) = Fraction(gate["limit"]), support(column)
         probes: list[Bound] = [low, high]  # the ends, the limit, and what lies just beside it
-        if low <= limit <= high and (real or limit.denominator == 1):
+        if low <= limit <= high and (holds(gate["limit"], column["type"]) if real else limit.denominator == 1):
             probes.append(limit)
         answers = {meets(gate["rule"], probe, limit) for probe in probes}
         if len(answers) < 2:
@@ -1173,21 +1192,9 @@ def read_ledger(data: bytes) -> dict[str, Any]:
         hashes.append(sha(line))
     if tail:
         wrong.append("a torn tail")
-    wrong += ["sealed bytes that are not what they say" for event in events if not sealed_well(event)]
     if not events:
         wrong.append("no events")
     return {"events": events, "hashes": hashes, "wrong": wrong}
-
-
-def sealed_well(event: dict[str, Any]) -> bool:
-    """Whether the torn tail that an event keeps has the size and digest that it says."""
-    data = event["data"]
-    if event["event"] != "sealed":
-        return True
-    if not re.fullmatch("([0-9a-f]{2})*", data["hex"]):
-        return False
-    tail = bytes.fromhex(data["hex"])
-    return {"size": len(tail), "sha256": sha(tail)} == {key: data[key] for key in ("size", "sha256")}
 
 
 def new_account() -> dict[str, Any]:
@@ -1216,6 +1223,10 @@ def book(account: dict[str, Any], event: dict[str, Any]) -> None:
         if data["supersedes"] != (account["manifests"][-1] if account["manifests"] else None):
             wrong.append("a manifest out of its chain")
         account["manifests"].append(data["manifest"])
+    elif kind == "sealed":
+        tail = bytes.fromhex(data["hex"])
+        if (data["size"], data["sha256"]) != (len(tail), sha(tail)):
+            wrong.append("sealed bytes that are not what they say")
     elif event["attempt"] is not None:
         book_attempt(account, event)
 
@@ -1225,7 +1236,7 @@ def book_attempt(account: dict[str, Any], event: dict[str, Any]) -> None:
     if name not in account["attempts"]:
         if name != f"a{len(account['attempts']) + 1:06d}":
             account["wrong"].append(f"attempt {name} out of order")
-        account["attempts"][name] = {"state": "none", "corrected": 0, "lived": 0}
+        account["attempts"][name] = {"state": "none", "corrected": 0, "lived": 0, "since": event["at"]["realtime"]}
     attempt = account["attempts"][name]
     if kind == "correction":
         if attempt["state"] not in OVER:
@@ -1278,6 +1289,8 @@ def read_journal(data: bytes, columns: list[dict[str, Any]], cells: list[str]) -
             continue
         try:
             item = journal_object(line)
+            if journal["ended"]:
+                raise Bad("a line after the end")
             if item.get("end") is True and "cell" not in item:
                 journal["ended"] = True
                 continue
@@ -1336,9 +1349,20 @@ def journal_row(item: dict[str, Any], columns: list[dict[str, Any]], cells: list
         if value is None and not column["optional"]:
             raise Bad("a value is missing")
         row[column["name"]] = None if value is None else typed(value, column["type"])
+        if value is not None and not in_range(row[column["name"]], column):
+            raise Bad("a value out of its declared range")
     if item:
         raise Bad("an undeclared value")
     return cell, row
+
+
+def in_range(value: Any, column: dict[str, Any]) -> bool:
+    """Whether a typed value lies in the range that its column declares; a NaN is below and above nothing."""
+    if column["type"] == "text":
+        return True
+    number = exact(as_number(value, column["type"]))
+    low, high = column["minimum"], column["maximum"]
+    return not ((low and number < Fraction(low)) or (high and number > Fraction(high)))
 
 
 def typed(value: Any, kind: str) -> Any:
@@ -1486,7 +1510,7 @@ def table_line(
     return {**{key: cell[key] for key in kept}, **own, **values}
 
 
-def read_table(data: bytes, protocol: dict[str, Any], count: int) -> list[dict[str, Any]]:
+def read_table(data: bytes, protocol: dict[str, Any], count: int, most: int) -> list[dict[str, Any]]:
     """Read the packed table: the frozen columns, plain and uncompressed, `count` rows. Floats come as their bits.
 
     All of that is known before a value is decoded, so that no file can ask for more memory than an honest one.
@@ -1515,6 +1539,8 @@ def read_table(data: bytes, protocol: dict[str, Any], count: int) -> list[dict[s
                     raise Bad("columns that are not plain and uncompressed")
                 if chunk.total_uncompressed_size > len(data):
                     raise Bad("a column larger than the file")
+        if max(file.metadata.num_rows, len(groups) - 1) > most:
+            raise Bad(f"more than the {most} rows that plan and journals allow")
         if not count == file.metadata.num_rows == sum(group.num_rows for group in groups):
             raise Bad(f"{file.metadata.num_rows} rows, expected {count}")
         table = file.read(use_threads=False)
@@ -1843,7 +1869,7 @@ def derive(known: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def differences(packed: Any, derived: Any, key: str = "results", size: float = 0.0) -> Iterator[str]:
-    """Where two results differ; computed numbers may, by 1e-12 of themselves or of their interval's larger end."""
+    """Where two results differ; computed numbers may, by 1e-12 of themselves, and mean and ends of the larger end."""
     if isinstance(packed, dict) and isinstance(derived, dict) and packed.keys() == derived.keys():
         ends = [abs(float(derived[end])) for end in ("low", "high") if isinstance(derived.get(end), str)]
         for name in derived:
@@ -1863,7 +1889,7 @@ def close(packed: Any, derived: Any, key: str, size: float) -> bool:
         if words[0] == "interval":
             size = max(abs(float(words[1])), abs(float(words[3])))
         pairs = zip(packed.split(" "), words, strict=True)
-        return all(one == other or close(one, other, "value", size) for one, other in pairs)
+        return all(one == other or close(one, other, "mean", size) for one, other in pairs)
     if key not in ("value", "mean", "low", "high", "minimum", "maximum", "level"):
         return False
     try:
@@ -1871,7 +1897,8 @@ def close(packed: Any, derived: Any, key: str, size: float) -> bool:
     except ValueError:
         return False
     spelled = text(one) == packed and text(other) == derived
-    return spelled and math.isclose(one, other, rel_tol=1e-12, abs_tol=max(1e-300, 1e-12 * size))
+    scale = size if key in ("mean", "low", "high") else 0.0
+    return spelled and math.isclose(one, other, rel_tol=1e-12, abs_tol=max(1e-300, 1e-12 * scale))
 
 
 # --- the checks: each returns its findings, or says that it cannot be made ------------------------------------------
@@ -1895,7 +1922,7 @@ def v01_container(known: Known) -> Iterator[str]:
 def v02_members(known: Known) -> Iterator[str]:
     yield from known["in_members"]
     for name, (_, found, _) in known["members"].items():
-        if name.startswith("5-sources/") and found != "sha256:" + name[10:]:
+        if name.startswith(("5-sources/", "6-oracles/")) and found != "sha256:" + name[10:]:
             yield f"{name} holds other bytes"
     need(known["archive"], "the member table")
 
@@ -1936,7 +1963,7 @@ def v04_manifest(known: Known) -> Iterator[str]:
             if lists.setdefault(name, arm["sources"]) != arm["sources"]:
                 yield f"{name} of arm {arm['arm']} is another list"
         for name in files.keys() - lists.keys():
-            if name.startswith("sources"):
+            if name.endswith(".jsonl"):
                 yield f"{name} is a list that manifest {number} does not name"
         for name, expected in lists.items():
             data = files.get(name, b"")
@@ -2043,6 +2070,20 @@ def v12_attempt_states(known: Known) -> Iterator[str]:
             yield f"manifest {number} says that something else had been seen"
 
 
+def reservation_faults(attempt: dict[str, Any], budget: dict[str, Any]) -> Iterator[str]:
+    """Where a reservation is not what the frozen budget allows."""
+    reserved = attempt["reserved"]
+    if reserved["reserved_ms"] != worst_case(budget):
+        yield "not the worst case reserved"
+    if not len(reserved["devices"]) == len({*reserved["devices"]}) == budget["devices"]:
+        yield "other devices than the budget has"
+    if budget["device"] in ("cpu", "gpu") and budget["device"] != reserved["unit"]:
+        yield f"a {reserved['unit']} in place of a {budget['device']}"
+    until = None if is_pilot(attempt) else budget["not_after"]
+    if until is not None and datetime.fromisoformat(attempt["since"]) > datetime.fromisoformat(until):
+        yield f"begun at {attempt['since']}, after {until}"
+
+
 def v13_charges(known: Known) -> Iterator[str]:
     need(known["manifests"] and known["chain"]["events"], "the manifest or the ledger")
     budgets = {identity: manifest["protocol"]["budget"] for _, identity, manifest in known["manifests"]}
@@ -2050,17 +2091,22 @@ def v13_charges(known: Known) -> Iterator[str]:
         reserved, end = attempt.get("reserved"), attempt.get("end")
         if reserved is None:
             continue
-        if reserved["manifest"] in budgets and reserved["reserved_ms"] != worst_case(budgets[reserved["manifest"]]):
-            yield f"{name}: not the worst case reserved"
+        if reserved["manifest"] in budgets:
+            for words in reservation_faults(attempt, budgets[reserved["manifest"]]):
+                yield f"{name}: {words}"
         if end is None:
             continue
         charge, devices = end["charge"], len(reserved["devices"])
+        if attempt["state"] == "settled" and not charge["observed"]:
+            yield f"{name}: settled without being observed"
         bounds = charge["lower_ms"], charge["upper_ms"], charge["debited_ms"]
         if attempt["state"] == "settled":
             leased, released = attempt["intent"]["leased"], attempt["device_clean"]["released"]
             measured = devices * (released["boottime_ms"] - leased["boottime_ms"])
             if leased["boot_id"] != released["boot_id"] or bounds != (measured, measured, measured):
                 yield f"{name}: {measured} ms from lease to release, {bounds} charged"
+            if end["overrun_ms"] != max(0, measured - reserved["reserved_ms"]):
+                yield f"{name}: {measured} ms of {reserved['reserved_ms']} reserved, {end['overrun_ms']} over"
         elif not devices * attempt["lived"] <= bounds[0] <= bounds[1] == bounds[2]:
             yield f"{name}: {bounds} charged for an end that was not seen"
     account = new_account()
@@ -2113,23 +2159,58 @@ def read_sources(data: bytes) -> list[dict[str, Any]]:
     return entries
 
 
+def written_path(text: str) -> bytes:
+    """The bytes of a path in the one form that they have: `hex:` only where text could not stand for them."""
+    if not text.startswith("hex:"):
+        return text.encode()
+    if not re.fullmatch("([0-9a-f]{2})*", text[4:]):
+        raise Bad("not the hexadecimal digits of a path")
+    path = bytes.fromhex(text[4:])
+    try:
+        needed = path.decode().startswith("hex:")
+    except ValueError:
+        needed = True
+    if not needed:
+        raise Bad("hexadecimal digits where text would do")
+    return path
+
+
+def source_faults(entry: dict[str, Any]) -> Iterator[str]:
+    """What no honest freeze writes."""
+    try:
+        path = written_path(entry["path"])
+        target = None if entry["target"] is None else written_path(entry["target"])
+    except Bad as bad:
+        yield str(bad)
+        return
+    if {b"", b".", b".."} & {*path.split(b"/")} or 0 in path:
+        yield f"{entry['path']!r} is no path inside the tree"
+    if target is not None and {"size": len(target), "sha256": sha(target)} != {k: entry[k] for k in ("size", "sha256")}:
+        yield f"{entry['path']!r} is a link with the digest of something else than its target"
+
+
 def v15_sources(known: Known) -> Iterator[str]:
     need(known["manifests"], "the manifest")
-    frozen, lists = set(), set()
+    frozen = set()
     for number, files in sorted(known["generations"].items()):
         for name in sorted(files):
             if name.startswith("sources"):
                 entries = read_sources(files[name])
                 frozen |= {entry["sha256"] for entry in entries if entry["kind"] == "file"}
-                lists.add(sha(files[name]))
+                for entry in entries:
+                    yield from source_faults(entry)
                 if number == known["number"]:
                     known["sources"][name] = entries
     present = {"sha256:" + name[10:] for name in known["members"] if name.startswith("5-sources/")}
     for value in frozen ^ present:
         yield f"{value} is frozen and absent, or there and not frozen"
+    allowed = {
+        (identity, arm["sources"]["sha256"]) for _, identity, manifest in known["manifests"] for arm in manifest["arms"]
+    }
     for name, attempt in known["account"]["attempts"].items():
-        if "intent" in attempt and not is_pilot(attempt) and attempt["intent"]["snapshot"] not in lists:
-            yield f"{name} ran sources that were not frozen"
+        ran = attempt.get("reserved", {}).get("manifest"), attempt.get("intent", {}).get("snapshot")
+        if "intent" in attempt and not is_pilot(attempt) and ran not in allowed:
+            yield f"{name} ran sources that its manifest does not freeze"
 
 
 def v16_imports(known: Known) -> Iterator[str]:
@@ -2150,13 +2231,41 @@ def v16_imports(known: Known) -> Iterator[str]:
         revisions = {arms[arm]["revision"] for arm in ran}
         lists = [f"sources-{revision}.jsonl" if revision else "sources.jsonl" for revision in revisions]
         frozen = {(entry["path"], entry["sha256"]) for item in lists for entry in known["sources"].get(item, [])}
-        for line in decode_lines(known["members"][member][2]):
-            item = line if isinstance(line, dict) else {}
+        modules = [arms[arm]["trial"].partition(":")[0] for arm in ran if arms[arm]["trial"]]
+        items = [line if isinstance(line, dict) else {} for line in decode_lines(known["members"][member][2])]
+        shown = [item.get("module") for item in items if item.get("origin") == "source"]
+        if attempt["end"]["outcome"] == "completed" and any(module not in shown for module in modules):
+            yield f"{name} completed without the modules of its trials"
+        for item in items:
             if item.get("origin") == "source":
                 if (str(item.get("name")), str(item.get("sha256"))) not in frozen:
                     yield f"{name}: module {item.get('module')} is not frozen for its arm"
             elif item.get("origin") not in ("distribution", "stdlib", "tool"):
                 yield f"{name}: module {item.get('module')} came from nowhere known"
+
+
+JOURNAL = re.compile("3-attempts/.*/journal[.]jsonl")
+AFTER_ZERO = "completed trial_error bad_records incomplete leaked_descendants provenance source_changed".split()
+OF_DEVICE = ["contaminated", "device_lost", "device_mismatch"]
+
+
+def exit_faults(ended: dict[str, Any], outcome: str) -> Iterator[str]:
+    """Where an exit and its wait status, or an outcome and its exit, contradict each other."""
+    status = ended["wait_status"]
+    code = by = None
+    if status is not None:
+        by = status % 128 or None
+        code = status // 256 % 256 if by is None else None
+    if [ended["exit_code"], ended["signal"]] != [code, by]:
+        yield f"wait status {status} with exit code {ended['exit_code']} and signal {ended['signal']}"
+    if ended["cause"] not in ("exited", "signalled"):
+        follows = [ended["cause"]]
+    elif by is not None:
+        follows = ["signalled"]
+    else:
+        follows = AFTER_ZERO if code == 0 else [] if code is None else ["exit_nonzero"]
+    if outcome not in [*follows, *OF_DEVICE]:
+        yield f"{outcome} after cause {ended['cause']}, exit code {code} and signal {by}"
 
 
 def v17_records(known: Known) -> Iterator[str]:
@@ -2178,15 +2287,19 @@ def v17_records(known: Known) -> Iterator[str]:
             continue
         if end["rows"] != len(journal["rows"]):
             yield f"{name}: {end['rows']} rows by the ledger, {len(journal['rows'])} in its journal"
-        if end["outcome"] in ("completed", "trial_error", "bad_records", "incomplete"):
-            if judged(cells, journal) != end["outcome"]:
-                yield f"{name}: {end['outcome']} by the ledger, {judged(cells, journal)} by its journal"
-            if attempt["state"] == "settled" and attempt["exit"]["exit_code"] != 0:
-                yield f"{name}: {end['outcome']} in spite of its exit status"
+        of_journal = judged(cells, journal)
+        if end["outcome"] not in (of_journal, *{*FAILURES, *VOID} - {"bad_records", "incomplete", "trial_error"}):
+            yield f"{name}: {end['outcome']} by the ledger, {of_journal} by its journal"
+        if attempt["state"] == "settled":
+            for words in exit_faults(attempt["exit"], end["outcome"]):
+                yield f"{name}: {words}"
     need("4-records/rows.parquet" in known["members"], "the table")
-    need(known["number"] == max(known["generations"]), "the columns of the last manifest")
+    if known["number"] != len(known["generations"]):
+        raise Bad("a table without the manifest that says its columns")
     expected = table_of(known, final_rows(known))
-    if read_table(known["members"]["4-records/rows.parquet"][2], known["protocol"], len(expected)) != expected:
+    lines = sum(content.count(b"\n") for name, (_, _, content) in known["members"].items() if JOURNAL.fullmatch(name))
+    most = known["manifest"]["cells"]["count"] + lines
+    if read_table(known["members"]["4-records/rows.parquet"][2], known["protocol"], len(expected), most) != expected:
         yield "the table is not that of the journals"
 
 
