@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 
 from capsule.core.errors import BusyError, MachineError
 from capsule.core.schema import Model, Natural
+from capsule.host.durable import read_regular
 
 SHARED = 0o1777
 NETWORK_FILE_SYSTEMS = {
@@ -93,10 +95,13 @@ class Lease:
 
 
 def lease_directory() -> Path:
-    """Return the machine-wide folder of leases: `CAPSULE_LEASE_DIR`, else one that every user arrives at."""
+    """Return the machine-wide folder of leases: `CAPSULE_LEASE_DIR`, else one that every user arrives at.
+
+    It is absolute, since the processes that use it do not share a working folder.
+    """
     chosen = os.environ.get("CAPSULE_LEASE_DIR")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).absolute()
     try:
         if Path("/run/lock").stat().st_mode & stat.S_IWOTH:
             return Path("/run/lock/capsule")
@@ -166,7 +171,7 @@ def _take(directory: Path, devices: Sequence[str], holder: Holder) -> Lease:
 def read_holder(path: Path) -> Holder | None:
     """Return what a lease file says about its holder, or None if it says nothing that can be read."""
     try:
-        return Holder.model_validate(json.loads(path.read_bytes()))
+        return Holder.model_validate(json.loads(read_regular(path) or b""))
     except (OSError, ValueError, ValidationError):
         return None
 
@@ -209,15 +214,15 @@ def check_directory(directory: Path) -> None:
 
 def _open(path: Path) -> int:
     """Open a lease file; creating comes last, since sticky folders refuse it for another user's file."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
-            return os.open(path, flags)
+            return _plain_file(os.open(path, flags))
         except FileNotFoundError:
             try:
                 descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
-                return os.open(path, flags)
+                return _plain_file(os.open(path, flags))
             os.fchmod(descriptor, 0o666)
             return descriptor
     except OSError as error:
@@ -225,6 +230,14 @@ def _open(path: Path) -> int:
             f"{path}: cannot hold a device lease: {error.strerror}",
             hint="the file must be a plain one that everyone may read and write",
         ) from error
+
+
+def _plain_file(descriptor: int) -> int:
+    """Return a descriptor of a regular file; another is closed."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileExistsError(errno.EEXIST, "it is no plain file")
+    return descriptor
 
 
 def network_file_system(path: Path) -> str | None:

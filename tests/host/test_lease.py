@@ -12,7 +12,7 @@ import pytest
 
 from capsule.core.errors import BusyError, MachineError
 from capsule.host import lease as lease_module
-from capsule.host.lease import Holder, lease_directory, lease_path, network_file_system, take
+from capsule.host.lease import Holder, lease_directory, lease_path, network_file_system, read_holder, take
 from capsule.host.process import lock_owners
 
 ME = Holder(
@@ -131,3 +131,16 @@ def test_every_user_arrives_at_the_same_folder(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("CAPSULE_LEASE_DIR")
     assert lease_directory() in (Path("/run/lock/capsule"), Path("/tmp/capsule-leases"))
     assert lease_directory() == lease_directory()
+
+
+def test_a_relative_folder_of_leases_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAPSULE_LEASE_DIR", "leases")
+    assert lease_directory() == tmp_path / "leases"
+
+
+def test_a_pipe_in_place_of_a_lease_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "CPU-0.lease")
+    assert read_holder(tmp_path / "CPU-0.lease") is None
+    with pytest.raises(MachineError, match="cannot hold a device lease"):
+        take(tmp_path, ["CPU-0"], ME)
