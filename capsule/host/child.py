@@ -21,7 +21,10 @@ CHUNK = 1 << 16
 
 
 class Signals:
-    """The signals that this process received: requests to stop, and the wake-ups of exiting children."""
+    """The signals that this process received: requests to stop, and the wake-ups of exiting children.
+
+    From here on none is blocked, neither here nor in what this process starts; those held back so far are received.
+    """
 
     def __init__(self) -> None:
         self.stops: list[str] = []
@@ -32,6 +35,7 @@ class Signals:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, STOP_NOW, signal.SIGCHLD):
             signal.signal(number, self._received)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         if number in STOP_SIGNALS:
@@ -60,6 +64,7 @@ class Child:
 
         Raises:
             OSError: there is no such program or folder, or it cannot be executed.
+            ValueError: an argument holds a byte that none can hold.
         """
         self.status: int | None = None
         self.usage: resource.struct_rusage | None = None

@@ -61,11 +61,12 @@ def write_durably(path: Path, data: bytes) -> None:
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES)
 
 
-def read_regular(path: Path, limit: int | None = None) -> bytes | None:
+def read_regular(path: Path, limit: int | None = None, *, durable: bool = False) -> bytes | None:
     """Read a regular file, its first `limit` bytes at most; None for everything else, without following or waiting.
 
     A trial can put a named pipe, a folder or a link where a file of its attempt is expected, or take away the right to
     read it: none of these may hold up or mislead whoever settles the attempt, so they count as absent.
+    What is read is synced first if it is to be `durable`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -76,6 +77,8 @@ def read_regular(path: Path, limit: int | None = None) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
+        if durable:
+            sync(descriptor)
         with open(descriptor, "rb", closefd=False) as file:
             return file.read() if limit is None else file.read(limit)
     finally:

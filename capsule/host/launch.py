@@ -25,7 +25,7 @@ from capsule.core.plan import Cell, crossed
 from capsule.core.progress import Process
 from capsule.core.protocol import Observation, Protocol, milliseconds
 from capsule.core.schema import Model, Natural, Parameter, Parameters, plain
-from capsule.host.child import STOP_NOW
+from capsule.host.child import STOP_NOW, STOP_SIGNALS
 from capsule.host.durable import write_durably
 from capsule.host.ledger import Position
 from capsule.host.process import Identity, identify
@@ -36,10 +36,15 @@ LAUNCHER = "launcher.json"
 JOURNAL = "journal.jsonl"
 IMPORTS = "imports.jsonl"
 
-REMOVED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "CAPSULE_CRASH_AT"})
-"""Variables that a trial does not inherit: they would let code in that nobody froze."""
+PASSED = frozenset({"PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONMALLOC"})
+"""The variables of the interpreter that a trial inherits; others could let code in that nobody froze."""
+REMOVED = frozenset({"CAPSULE_CRASH_AT"})
+"""Other variables that a trial does not inherit."""
 FIXED = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}
 """Variables that every trial gets: snapshots stay as they are, and a user's own packages stay out."""
+
+JOURNAL_BYTES_MAX = 64 * 2**20
+"""A longer journal is cut at the end of its attempt, since a capsule with one could not be read."""
 
 SETTLED = 0
 """Exit status of a supervisor whose attempt is settled, whatever its outcome."""
@@ -276,6 +281,16 @@ def shown_argv(order: LaunchOrder) -> list[str]:
     return shown
 
 
+def passes(name: str) -> bool:
+    """Whether a trial inherits the environment variable of that name."""
+    return name in PASSED if name.startswith("PYTHON") else name not in REMOVED
+
+
+def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what every trial has of an environment, and the variables that are the same for all."""
+    return {name: value for name, value in environment.items() if passes(name)} | FIXED
+
+
 def announce(attempt_dir: Path) -> None:
     """Make an attempt's folder and say in it who is about to launch it; called before its reservation is written."""
     try:
@@ -313,6 +328,8 @@ class Supervision:
 def start(order: LaunchOrder) -> Supervision:
     """Start a supervisor for an order.
 
+    It inherits a mask that holds signals to stop back until it can heed them.
+
     Raises:
         MachineError: the order cannot be written or the supervisor cannot be started.
     """
@@ -321,7 +338,9 @@ def start(order: LaunchOrder) -> Supervision:
     environment = dict(os.environ)
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([package, *([inherited] if inherited else [])])
-    notes = ["PYTHONPATH is set here and not passed to the trial"] if inherited else []
+    unpassed = sorted(name for name in os.environ.keys() - FIXED.keys() if not passes(name) and os.environ[name])
+    notes = [f"{name} is set here and not passed to the trial" for name in unpassed if name not in REMOVED]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, STOP_NOW))
     try:
         attempt_dir.mkdir(parents=True, exist_ok=True)
         write_durably(attempt_dir / ORDER, order.to_bytes())
@@ -337,4 +356,6 @@ def start(order: LaunchOrder) -> Supervision:
             )
     except OSError as error:
         raise MachineError(f"{attempt_dir}: an attempt cannot be started: {error.strerror}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return Supervision(order.attempt, process, notes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from capsule.core.errors import DriftError, MachineError
 from capsule.core.manifest import read_sources
 from capsule.host.devices import Backend, backend_for
 from capsule.host.devices.base import Baseline
@@ -89,10 +90,12 @@ def baseline_of(baseline: Baseline, uuid: str) -> Baseline:
 
 def source_drifts(trees: Sequence[SourceTree]) -> str | None:
     """Hash every snapshot again; words on what is not as it was frozen."""
-    drifts = [
-        f"{drift} in the snapshot"
-        for tree in trees
-        for drift in verify_tree(read_sources(Path(tree.sources).read_bytes(), tree.sources), Path(tree.root))
-    ]
+    drifts: list[str] = []
+    for tree in trees:
+        entries = read_sources(Path(tree.sources).read_bytes(), tree.sources)
+        try:
+            drifts += [f"{drift} in the snapshot" for drift in verify_tree(entries, Path(tree.root))]
+        except (DriftError, MachineError) as error:
+            drifts.append(f"the snapshot cannot be read: {error.message}")
     more = f"; {len(drifts) - 5} more" if len(drifts) > 5 else ""
     return "; ".join(drifts[:5]) + more if drifts else None

@@ -14,14 +14,14 @@ from capsule.core.errors import MachineError
 from capsule.core.plan import Cell
 from capsule.core.protocol import Protocol
 from capsule.host import launch
+from capsule.host.durable import read_regular
 
 
 def recompute(protocol: Protocol, cell: Cell, tree: Path, folder: Path) -> tuple[bytes, str]:
     """Run `cell` from the source tree `tree`, writing into `folder`; returns its journal, and words on how it ended."""
     journal = folder / launch.JOURNAL
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = launch.trial_environment(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
     environment |= {"CAPSULE_ATTEMPT": "a000000", "CAPSULE_DEVICE": "cpu", "CAPSULE_RECORDS": str(journal)}
-    environment.pop("PYTHONPATH", None)
     argv: tuple[str, ...]
     if protocol.arm(cell.arm).trial is not None:
         task = launch.python_task(protocol, [cell], attempt="a000000", device="cpu", root=tree, attempt_dir=folder)
@@ -39,7 +39,9 @@ def recompute(protocol: Protocol, cell: Cell, tree: Path, folder: Path) -> tuple
             words = _waited(process, float(protocol.budget.wall_limit_seconds))
     except OSError as error:
         raise MachineError(f"cannot run {argv[0]}: {error.strerror}") from error
-    return (journal.read_bytes() if journal.exists() else b""), words
+    except ValueError as error:
+        raise MachineError(f"cannot run {argv[0]!r}: {error}") from error
+    return read_regular(journal, launch.JOURNAL_BYTES_MAX) or b"", words
 
 
 def _waited(process: subprocess.Popen[bytes], limit_seconds: float) -> str:

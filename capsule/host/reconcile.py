@@ -19,19 +19,21 @@ from typing import Literal, TypeVar
 from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled
 from capsule.core.errors import CapsuleError
 from capsule.core.schema import Model
-from capsule.host.attempt_files import finish_files, secrets_of
+from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
 from capsule.host.clock import ClockSource, read_clock, realtime_ms, same_boot
+from capsule.host.durable import read_regular
 from capsule.host.launch import LAUNCHER, ORDER, LaunchOrder
 from capsule.host.lease import lease_path, read_holder
 from capsule.host.ledger import Ledger, Transaction
 from capsule.host.preflight import TREE
 from capsule.host.process import Identity, Stat, descendants, is_alive, lock_owners, read_stat, send, with_environment
-from capsule.host.settlement import observed_charge, read_rows
-from capsule.host.supervisor import FAILURE, HEARTBEAT_MS, IDENTITY, Failure
+from capsule.host.settlement import cut_journal, observed_charge, read_rows
+from capsule.host.supervisor import FAILURE, IDENTITY, Failure, heartbeat_interval_ms
 
 T = TypeVar("T", bound=Model)
 
-SILENT_MS = 3 * HEARTBEAT_MS
+SILENT_INTERVALS = 3
+"""After that many intervals between heartbeats without one, a supervisor that lives has gone silent."""
 ENDING_SECONDS = 30.0
 """How long what a dead supervisor left may take to die; what lives longer is reported and not settled."""
 
@@ -79,10 +81,21 @@ def reconcile(ledger: Ledger, attempts_dir: Path, lease_dir: Path, *, clock: Clo
     return findings
 
 
+def liveness(
+    attempt: Attempt, attempts_dir: Path, last: Clock, now: Clock
+) -> Literal["starting", "running", "silent", "lost"]:
+    """Say whether somebody looks after an open attempt, whose last event is of `last`; changes nothing."""
+    holder = _living_holder(attempt, last, _traces(attempts_dir / attempt.id), now)
+    if holder is None or holder.state == "reconciled":
+        return "lost"
+    return holder.state
+
+
 def _traces(directory: Path) -> _Traces:
     def read(model: type[T], name: str) -> T | None:
         try:
-            return model.from_bytes((directory / name).read_bytes(), name)
+            data = read_regular(directory / name)
+            return model.from_bytes(data, name) if data is not None else None
         except (OSError, CapsuleError):
             return None
 
@@ -120,7 +133,8 @@ def _living_holder(attempt: Attempt, last: Clock, traces: _Traces, now: Clock) -
     supervisor = traces.supervisor
     if supervisor is not None and is_alive(supervisor):
         silent_ms = now.boottime_ms - last.boottime_ms
-        if silent_ms < SILENT_MS:
+        elapsed_ms = last.boottime_ms - attempt.intent.leased.boottime_ms if attempt.intent else 0
+        if silent_ms < SILENT_INTERVALS * heartbeat_interval_ms(elapsed_ms):
             return Finding(attempt.id, "running", f"supervisor pid {supervisor.pid}")
         found = read_stat(supervisor.pid)
         stopped = " and is stopped" if found is not None and found.state in "Tt" else ""
@@ -194,7 +208,7 @@ def _is_locked(path: Path) -> bool:
     import fcntl
 
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -258,6 +272,8 @@ def _upper_after_boot(reserved_ms: int, devices: int, leased: Clock, now: Clock)
 
 def _write(ledger: Ledger, attempt: Attempt, traces: _Traces, ending: _Ending, clock: ClockSource) -> Finding:
     order = traces.order
+    irregular, cut = irregular_words(traces.directory), cut_journal(traces.directory)
+    evidence = "; ".join([ending.evidence, *irregular, *([cut] if cut else [])])
     files = finish_files(
         traces.directory,
         order.limits.output_bytes_max if order else 2**40,
@@ -271,9 +287,7 @@ def _write(ledger: Ledger, attempt: Attempt, traces: _Traces, ending: _Ending, c
             return False
         if current.state != "held":
             transaction.append("held_unknown", attempt.id, HeldUnknown(evidence=ending.evidence), clock())
-        reconciled = Reconciled(
-            outcome=ending.outcome, evidence=ending.evidence, charge=ending.charge, rows=rows, files=files
-        )
+        reconciled = Reconciled(outcome=ending.outcome, evidence=evidence, charge=ending.charge, rows=rows, files=files)
         transaction.append("reconciled", attempt.id, reconciled, clock())
         return True
 
@@ -281,5 +295,5 @@ def _write(ledger: Ledger, attempt: Attempt, traces: _Traces, ending: _Ending, c
         return Finding(attempt.id, "running", "another command has moved it on meanwhile")
     charge = ending.charge
     bounds = "" if charge.observed else f" (between {charge.lower_ms / 1000:g} and {charge.upper_ms / 1000:g})"
-    words = f"{ending.outcome}: {charge.debited_ms / 1000:g} device-seconds debited{bounds}; {ending.evidence}"
+    words = f"{ending.outcome}: {charge.debited_ms / 1000:g} device-seconds debited{bounds}; {evidence}"
     return Finding(attempt.id, "reconciled", words)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
 from pathlib import Path
 
 from capsule.core.attempt import Charge, Clock, Exit, Outcome
+from capsule.core.errors import MalformedError
 from capsule.core.manifest import read_sources
 from capsule.core.progress import Process, outcome_of
 from capsule.core.record import Journal, read_journal
-from capsule.host.durable import write_durably
+from capsule.host import launch
+from capsule.host.attempt_files import make_way
+from capsule.host.durable import read_regular, write_durably
 from capsule.host.launch import IMPORTS, JOURNAL, LaunchOrder
-from capsule.host.provenance import Imported, SnapshotTree, judge_imports
+from capsule.host.provenance import SnapshotTree, judge_imports, read_imports
 
 PROVENANCE = "provenance.jsonl"
+UNREPORTED = "its process ended without the report of imported modules that precedes the end record"
+CUT_ROOM = 100
+"""Bytes of a journal's limit that are left to the line which says that it was cut."""
 
 Cause = tuple[Outcome, str]
 """Why the supervisor itself ended a trial, and its evidence."""
@@ -65,6 +70,7 @@ def judge(
     leaked: str | None,
     drift: str | None,
     foreign: str | None,
+    cut: str | None = None,
 ) -> tuple[Outcome, str]:
     """Judge an attempt: the supervisor's own reason first, then how the trial ended, then what it recorded."""
     if cause is not None:
@@ -82,42 +88,62 @@ def judge(
         return "source_changed", drift
     if foreign is not None:
         return "provenance", foreign
+    if cut is not None:
+        return "bad_records", cut
     outcome, evidence = outcome_of(Process(0, order.cells), journal)
     return outcome, evidence  # type: ignore[return-value]
 
 
-def foreign_imports(order: LaunchOrder) -> str | None:
-    """Write where every module that the trial reported came from; words on those that nobody vouches for."""
-    reported = Path(order.attempt_dir) / IMPORTS
-    if not reported.exists():
-        return None
-    try:
-        items = [json.loads(line) for line in reported.read_bytes().splitlines()]
-        imported = [Imported(item["module"], item["file"], item["sha256"]) for item in items]
-    except (ValueError, TypeError, KeyError):
-        return "the report of imported modules cannot be read"
+def foreign_imports(order: LaunchOrder, journal: Journal) -> str | None:
+    """Write where every module that the trial reported came from; words on those that nobody vouches for.
+
+    A Python trial whose journal has its end record and that reported nothing wrote that record itself.
+    """
+    data = read_regular(Path(order.attempt_dir) / IMPORTS, launch.JOURNAL_BYTES_MAX)
+    if data is None:
+        return UNREPORTED if order.kind == "python" and journal.ended else None
     trees = [
         SnapshotTree(Path(tree.root), read_sources(Path(tree.sources).read_bytes(), tree.sources))
         for tree in order.trees
     ]
-    judgement = judge_imports(imported, trees)
-    write_durably(Path(order.attempt_dir) / PROVENANCE, judgement.to_bytes())
+    try:
+        judgement = judge_imports(read_imports(data, IMPORTS), trees)
+        lines = judgement.to_bytes()
+    except (MalformedError, ValueError):
+        return "the report of imported modules cannot be read"
+    make_way(Path(order.attempt_dir) / PROVENANCE)
+    write_durably(Path(order.attempt_dir) / PROVENANCE, lines)
     found = [str(finding) for finding in judgement.findings]
     more = f"; {len(found) - 5} more" if len(found) > 5 else ""
     return "; ".join(found[:5]) + more if found else None
 
 
 def read_rows(order: LaunchOrder) -> Journal:
-    """Read the journal of an attempt; one that was never made is empty."""
-    path = Path(order.attempt_dir) / JOURNAL
-    data = path.read_bytes() if path.exists() else b""
+    """Read the journal of an attempt; one that was never made, or is no regular file, is empty."""
+    data = read_regular(Path(order.attempt_dir) / JOURNAL) or b""
     return read_journal(data, order.observations, [cell.cell for cell in order.cells])
 
 
-def write_end_record(order: LaunchOrder, journal: int) -> None:
+def cut_journal(attempt_dir: Path) -> str | None:
+    """Cut a journal that is too long for a capsule after a whole line; words on what was left out.
+
+    The line that is put there instead says so too. It is no record, so that whoever reads the journal finds
+    `bad_records`, as the ledger says.
+    """
+    path = attempt_dir / JOURNAL
+    data = read_regular(path, launch.JOURNAL_BYTES_MAX + 1)
+    if data is None or len(data) <= launch.JOURNAL_BYTES_MAX:
+        return None
+    kept = data[: data.rfind(b"\n", 0, launch.JOURNAL_BYTES_MAX - CUT_ROOM) + 1]
+    left_out = path.lstat().st_size - len(kept)
+    write_durably(path, kept + f"[capsule: {left_out} bytes left out here]\n".encode())
+    return f"the journal is longer than {launch.JOURNAL_BYTES_MAX} bytes; its last {left_out} were left out"
+
+
+def write_end_record(journal: int) -> None:
     """Write the end record of a command that exited with 0, after its last line even without a newline."""
-    data = (Path(order.attempt_dir) / JOURNAL).read_bytes()
-    newline = b"\n" if data and not data.endswith(b"\n") else b""
+    size = os.fstat(journal).st_size
+    newline = b"\n" if size and os.pread(journal, 1, size - 1) != b"\n" else b""
     os.write(journal, newline + b'{"end":true}\n')
 
 

@@ -36,7 +36,7 @@ from capsule.core.errors import BusyError, CapsuleError, MachineError, RefusedEr
 from capsule.core.redact import redact_text
 from capsule.core.schema import Model
 from capsule.host import launch
-from capsule.host.attempt_files import finish_files, secrets_of
+from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
 from capsule.host.child import Child, Signals
 from capsule.host.clock import ClockSource, read_clock
 from capsule.host.devices.base import Baseline
@@ -48,6 +48,7 @@ from capsule.host.preflight import TREE, IdleDevices, Refusal, inspect_devices, 
 from capsule.host.process import become_subreaper, descendants, identify, is_alive, read_stat, send
 from capsule.host.settlement import (
     Cause,
+    cut_journal,
     failed_exit,
     foreign_imports,
     judge,
@@ -63,9 +64,20 @@ FAILURE = "ledger_failed.json"
 
 FIRST_HEARTBEAT_MS = 1_000
 HEARTBEAT_MS = 5_000
+HEARTBEAT_MS_MAX = 60_000
+HEARTBEAT_GROWTH = 100
 LINGER_MS = 1_000
 """How long helpers of a finished trial may take to notice that it is gone before they count as leaked."""
 TURN_MS = 50
+
+
+def heartbeat_interval_ms(elapsed_ms: int) -> int:
+    """Return when the next heartbeat is due: after 5 s, growing to a hundredth of the time elapsed, at most 60 s.
+
+    So a ledger stays small however long an attempt runs, and the last heartbeat, which is the lower bound of an
+    unobserved charge, misses at most 1 % of it, or 5 s.
+    """
+    return max(HEARTBEAT_MS, min(elapsed_ms // HEARTBEAT_GROWTH, HEARTBEAT_MS_MAX))
 
 
 class Supervisor:
@@ -86,6 +98,7 @@ class Supervisor:
         self.cause: Cause | None = None
         self.kill_at_ms = 0
         self.beat_at_ms = 0
+        self.heartbeat_at_ms = 0
 
     def run(self) -> int:
         """Carry the order out and return the exit status that says how far it went."""
@@ -209,14 +222,16 @@ class Supervisor:
             )
         except OSError as error:
             return f"{error.filename or order.argv[0]}: {error.strerror}"
+        except ValueError as error:
+            return f"{order.argv[0]!r} and its arguments cannot be passed on: {error}"
         found = read_stat(self.child.pid)
         self._append("spawned", Spawned(pid=self.child.pid, start_ticks=found.start_ticks if found else 0))
         return None
 
     def _environment(self) -> dict[str, str]:
         """Pass the environment through, except what would let unfrozen code in or show devices not leased."""
-        kept = {name: value for name, value in os.environ.items() if name not in launch.REMOVED}
-        return kept | self.devices.environment() | launch.FIXED | self.order.environment | {TREE: self.order.token}
+        kept = launch.trial_environment(os.environ)
+        return kept | self.devices.environment() | self.order.environment | {TREE: self.order.token}
 
     def _watch(self, lease: Lease) -> None:
         """Until the leader was collected: heartbeats, the deadline, requests to stop."""
@@ -243,10 +258,13 @@ class Supervisor:
             child.turn(until - self.clock().boottime_ms)
 
     def _beat(self, now: Clock) -> None:
-        """Show that the attempt is alive, and bound what a crash of the machine can take from the journal."""
-        self.beat_at_ms = now.boottime_ms + HEARTBEAT_MS
+        """Bound what a crash of the machine can take from the journal; show that the attempt is alive when due."""
         sync(self.journal)
-        self._append("heartbeat", Heartbeat(elapsed_ms=now.boottime_ms - self.leased.boottime_ms), now)
+        if now.boottime_ms >= self.heartbeat_at_ms:
+            elapsed_ms = now.boottime_ms - self.leased.boottime_ms
+            self.heartbeat_at_ms = now.boottime_ms + heartbeat_interval_ms(elapsed_ms)
+            self._append("heartbeat", Heartbeat(elapsed_ms=elapsed_ms), now)
+        self.beat_at_ms = min(now.boottime_ms + HEARTBEAT_MS, self.heartbeat_at_ms)
 
     def _stop(self, cause: Outcome, evidence: str) -> None:
         """Write why, then ask the whole tree to end."""
@@ -321,15 +339,21 @@ class Supervisor:
     def _settle(self, exited: Exit, leaked: str | None, clean: DeviceClean) -> None:
         order, released = self.order, clean.released
         if exited.exit_code == 0 and order.kind == "command":
-            write_end_record(order, self.journal)
+            write_end_record(self.journal)
         for output in self.outputs:
             output.close()
         sync(self.journal)
+        irregular = irregular_words(self.directory)
+        cut = cut_journal(self.directory)
         journal = read_rows(order)
         drift = source_drifts(order.trees)
-        foreign = foreign_imports(order)
-        outcome, evidence = judge(order, exited, journal, cause=self.cause, leaked=leaked, drift=drift, foreign=foreign)
-        notes = [output.failure for output in self.outputs if output.failure]
+        foreign = foreign_imports(order, journal)
+        outcome, evidence = judge(
+            order, exited, journal, cause=self.cause, leaked=leaked, drift=drift, foreign=foreign, cut=cut
+        )
+        notes = [output.failure for output in self.outputs if output.failure] + irregular
+        if cut is not None and outcome != "bad_records":
+            notes.append(cut)
         if drift is not None and outcome != "source_changed":
             notes.append(drift)
         if not clean.clean and outcome != "device_lost":

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from capsule.core.attempt import Attempt, Clock, Heartbeat, HeldUnknown, Intent, Reconciled, Spawned
-from capsule.core.checks import _charge_faults
+from capsule.core.ledger_checks import _charge_faults
 from capsule.host import launch
 from capsule.host import reconcile as reconcile_module
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
 from capsule.host.process import identify, is_alive, read_stat
-from capsule.host.reconcile import Finding, reconcile
+from capsule.host.reconcile import Finding, liveness, reconcile
 from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
 
 
@@ -38,6 +38,11 @@ def end(bench: Bench, attempt: str) -> Reconciled:
     found = bench.account().attempts[attempt].end
     assert isinstance(found, Reconciled)
     return found
+
+
+def charge_faults(attempt: Attempt) -> list[str]:
+    assert attempt.reserved is not None
+    return list(_charge_faults(attempt, attempt.reserved))
 
 
 def kill_supervisor(bench: Bench, supervision: launch.Supervision) -> None:
@@ -302,7 +307,7 @@ def test_the_bounds_are_the_last_heartbeat_and_now(bench: Bench) -> None:
     look_twice(bench, lambda: now)
     charge = end(bench, attempt).charge
     assert (charge.lower_ms, charge.upper_ms, charge.debited_ms) == (4_000, 90_000, 90_000)
-    assert list(_charge_faults(bench.account().attempts[attempt])) == []
+    assert charge_faults(bench.account().attempts[attempt]) == []
 
 
 def test_the_first_proof_of_death_stands_when_reconciling_crashed(bench: Bench) -> None:
@@ -426,7 +431,7 @@ def crash(bench: Bench, monkeypatch: pytest.MonkeyPatch, boundary: int, seconds:
     assert len(terminal) == 1, (boundary, bench.names(attempt.id))
     assert chain.tail == b""
     assert attempt.held_ms >= used_ms(bench.root / "devices/FAKE-0"), (boundary, attempt)
-    assert list(_charge_faults(attempt)) == []
+    assert charge_faults(attempt) == []
     assert isinstance(attempt, Attempt)
     (bench.root / "devices/FAKE-0/usage").unlink(missing_ok=True)
     assert status is not None
@@ -450,3 +455,77 @@ def test_a_supervisor_killed_within_a_heartbeat(fake: Bench, monkeypatch: pytest
     names = fake.names("a000001")
     assert ("heartbeat" in names) == (boundary > 7)
     assert "exit" not in names
+
+
+# What a trial put where its files belong.
+
+
+@pytest.mark.parametrize("make", ["os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/etc/passwd', path)"])
+def test_a_dead_attempt_is_settled_whatever_stands_where_its_files_were(bench: Bench, make: str) -> None:
+    source = (
+        "import os, time\nfolder = os.path.dirname(os.environ['CAPSULE_RECORDS'])\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(0.5)\n"
+        "for name in ('journal.jsonl', 'stdout', 'stderr', 'stdout.tail-000000000', 'redactions.jsonl',\n"
+        "             'imports.jsonl', 'provenance.jsonl', 'ledger_failed.json', 'launcher.json'):\n"
+        "    path = os.path.join(folder, name)\n    if os.path.exists(path): os.unlink(path)\n"
+        f"    {make}\nopen(os.path.join(folder, 'done'), 'w').close()\ntime.sleep(60)\n"
+    )
+    supervision, _ = started(bench, ["python", "-c", source], kill_grace_seconds="0.2")
+    eventually(lambda: (bench.attempts / supervision.attempt / "done").exists())
+    kill_supervisor(bench, supervision)
+    (finding,) = look_twice(bench)
+    assert finding.state == "reconciled"
+    settled = end(bench, supervision.attempt)
+    assert (settled.outcome, settled.rows, settled.files) == ("lost", 0, {})
+    assert "journal.jsonl is no regular file" in settled.evidence
+
+
+def test_a_dead_attempt_s_journal_is_cut_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "JOURNAL_BYTES_MAX", 300)
+    code = "import os, time\nopen(os.environ['CAPSULE_RECORDS'], 'w').write('{\"x\": 1}\\n' + '\\n' * 500)\n"
+    supervision, _ = started(bench, ["python", "-c", code + SLEEPER[2]])
+    kill_supervisor(bench, supervision)
+    look_twice(bench)
+    settled = end(bench, supervision.attempt)
+    assert (settled.outcome, settled.rows) == ("lost", 1)
+    assert "its last 309 were left out" in settled.evidence
+    assert settled.files["journal.jsonl"].size <= 300
+
+
+# Who looks after an open attempt, without changing anything.
+
+
+def life(bench: Bench, attempt: str, later_ms: int = 0) -> str:
+    found = bench.account().attempts[attempt]
+    assert found.last is not None
+    now = read_clock()
+    now = now.model_copy(update={"boottime_ms": now.boottime_ms + later_ms})
+    before = bench.ledger.path.read_bytes()
+    word = liveness(found, bench.attempts, found.last, now)
+    assert bench.ledger.path.read_bytes() == before
+    return word
+
+
+def test_liveness_is_derived_from_who_lives(bench: Bench) -> None:
+    reserved = bench.order(protocol_of(command=["true"])).attempt
+    assert life(bench, reserved) == "starting"
+    (bench.attempts / reserved / launch.LAUNCHER).unlink()
+    assert life(bench, reserved) == "lost"
+    supervision, _ = started(bench)
+    assert life(bench, supervision.attempt) == "running"
+    assert life(bench, supervision.attempt, 16_000) == "silent"
+    kill_supervisor(bench, supervision)
+    assert life(bench, supervision.attempt) == "lost"
+    look(bench)
+
+
+def test_a_long_attempt_is_not_silent_between_its_rare_heartbeats(bench: Bench) -> None:
+    supervision, _ = started(bench)
+    found = bench.account().attempts[supervision.attempt]
+    assert found.last is not None
+    last = found.last.model_copy(update={"boottime_ms": found.last.boottime_ms + 3_600_000})
+    words = []
+    for silence in (50_000, 107_000, 110_000):
+        now = last.model_copy(update={"boottime_ms": last.boottime_ms + silence})
+        words.append(liveness(found, bench.attempts, last, now))
+    assert words == ["running", "running", "silent"]

@@ -1,5 +1,6 @@
 """Attempts that really run: however a trial ends, its end is told apart, its tree is emptied and its time charged."""
 
+import itertools
 import json
 import os
 import resource
@@ -12,9 +13,14 @@ from pathlib import Path
 import pytest
 
 from capsule.core.attempt import Attempt, Exit, Settled
+from capsule.core.plan import enumerate_cells
+from capsule.core.progress import Process, outcome_of
+from capsule.core.record import read_journal
 from capsule.host import launch
 from capsule.host.lease import Holder, lease_path, take
 from capsule.host.process import descendants, identify, is_alive
+from capsule.host.recompute import recompute
+from capsule.host.supervisor import heartbeat_interval_ms
 from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
 
 RECORD = (
@@ -32,6 +38,18 @@ def end(attempt: Attempt) -> Settled:
 def exit_of(attempt: Attempt) -> Exit:
     assert attempt.exit is not None
     return attempt.exit
+
+
+def supervised(bench: Bench, order: launch.LaunchOrder, changes: str) -> Attempt:
+    """Run an order under a supervisor of its own process in which `changes` were made first."""
+    code = (
+        f"import sys\nfrom capsule.host import launch, supervisor\n{changes}\nsys.exit(supervisor.main(sys.argv[1:]))"
+    )
+    path = Path(order.attempt_dir) / launch.ORDER
+    path.write_bytes(order.to_bytes())
+    done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False, capture_output=True)
+    assert done.returncode == launch.SETTLED, done.stderr
+    return bench.account().attempts[order.attempt]
 
 
 def pids(path: Path) -> list[int]:
@@ -99,6 +117,12 @@ def test_a_program_that_cannot_be_executed_is_charged_and_named(bench: Bench, co
     assert exit_of(attempt).wait_status is None
 
 
+def test_an_argument_that_no_process_can_be_given_is_exec_failed(bench: Bench) -> None:
+    attempt = bench.go(protocol_of(command=["echo", "a{parameters.nul}b"], parameters={"nul": "\0"}))
+    assert end(attempt).outcome == "exec_failed"
+    assert "null byte" in end(attempt).evidence
+
+
 def test_a_folder_that_is_gone_is_exec_failed_too(bench: Bench) -> None:
     bench.snapshot.rmdir()
     attempt = bench.go(protocol_of(command=["true"]), trees=[])
@@ -150,6 +174,105 @@ def test_a_trial_that_raises_is_a_result(bench: Bench) -> None:
 def test_a_trial_that_leaves_is_incomplete(bench: Bench) -> None:
     (bench.snapshot / "trial.py").write_text("import sys\ndef f(cell):\n    sys.exit(0)\n")
     assert end(bench.go(protocol_of(trial="trial:f"))).outcome == "incomplete"
+
+
+def test_a_trial_that_ends_itself_with_rows_of_its_own_is_not_completed(bench: Bench) -> None:
+    (bench.snapshot / "trial.py").write_text(
+        "import os\ndef f(cell):\n    with open(os.environ['CAPSULE_RECORDS'], 'w') as journal:\n"
+        '        journal.write(\'{"cell":"c000000","x":1.0}\\n{"cell":"c000001","x":1.0}\\n{"end":true}\\n\')\n'
+        "    os._exit(0)\n"
+    )
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert (end(attempt).outcome, end(attempt).rows) == ("provenance", 2)
+    assert "without the report of imported modules" in end(attempt).evidence
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[" * 100_000, '{"module":1,"file":"/x","sha256":null}', '{"module":"m","file":"/a\\u0000","sha256":""}'],
+)
+def test_a_report_of_imports_that_a_trial_forged_badly_is_not_believed(bench: Bench, line: str) -> None:
+    (bench.snapshot / "trial.py").write_text(
+        "import atexit, os\ndef forge():\n    folder = os.path.dirname(os.environ['CAPSULE_RECORDS'])\n"
+        f"    open(os.path.join(folder, 'imports.jsonl'), 'w').write({line!r} + '\\n')\n"
+        "atexit.register(forge)\ndef f(cell):\n    return {'x': 1.0}\n"
+    )
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert (end(attempt).outcome, end(attempt).rows) == ("provenance", 2)
+
+
+IN_THE_WAY = (
+    "import os\nfolder = os.path.dirname(os.environ['CAPSULE_RECORDS'])\n"
+    "def put(name, make):\n    path = os.path.join(folder, name)\n"
+    "    if os.path.exists(path): os.unlink(path)\n    make(path)\n"
+)
+IRREGULAR = ["os.mkfifo", "os.mkdir", "lambda path: os.symlink('/etc/passwd', path)"]
+
+
+@pytest.mark.parametrize("make", IRREGULAR)
+@pytest.mark.parametrize("name", ["journal.jsonl", "stdout", "redactions.jsonl", "environment.json"])
+def test_what_is_no_regular_file_counts_as_absent(bench: Bench, name: str, make: str) -> None:
+    attempt = bench.python(RECORD + "record(x=1)\n" + IN_THE_WAY + f"put({name!r}, {make})")
+    assert end(attempt).outcome == ("incomplete" if name == "journal.jsonl" else "completed")
+    assert f"{name} is no regular file" in end(attempt).evidence
+    assert name not in end(attempt).files
+    assert end(attempt).rows == (0 if name == "journal.jsonl" else 1)
+
+
+@pytest.mark.parametrize("make", IRREGULAR)
+def test_what_stands_in_the_way_of_evidence_is_moved(bench: Bench, monkeypatch: pytest.MonkeyPatch, make: str) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "tr0ub4dor&3-and-more")
+    names = ["redactions.jsonl", "provenance.jsonl", "stdout.whole", "stdout.tail-000000007", "stdout.tail-x"]
+    (bench.snapshot / "trial.py").write_text(
+        IN_THE_WAY + "def f(cell):\n    print(os.environ['SERVICE_TOKEN'], flush=True)\n    if cell.block == 0:\n"
+        f"        for name in {names}: put(name, {make})\n    return {{'x': 1.0}}\n"
+    )
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert end(attempt).outcome == "completed"
+    assert {"redactions.jsonl", "provenance.jsonl"} <= set(end(attempt).files)
+    assert (bench.attempts / attempt.id / "stdout").read_text() == "[redacted]\n" * 2
+
+
+@pytest.mark.parametrize("make", IRREGULAR)
+def test_a_report_of_imports_that_is_no_regular_file_is_none(bench: Bench, make: str) -> None:
+    (bench.snapshot / "trial.py").write_text(
+        "import atexit\n" + IN_THE_WAY + f"atexit.register(put, 'imports.jsonl', {make})\n"
+        "def f(cell):\n    return {'x': 1.0}\n"
+    )
+    attempt = bench.go(protocol_of(trial="trial:f"))
+    assert end(attempt).outcome == "provenance"
+    assert "imports.jsonl is no regular file" in end(attempt).evidence
+
+
+def test_a_journal_too_long_for_a_capsule_is_cut_after_a_whole_line(bench: Bench) -> None:
+    source = RECORD + "record(x=1.5)\nopen(os.environ['CAPSULE_RECORDS'], 'a').write('\\n' * 2_000)"
+    order = bench.order(protocol_of(command=["python", "-c", source]))
+    attempt = supervised(bench, order, "launch.JOURNAL_BYTES_MAX = 1_000")
+    data = (bench.attempts / attempt.id / "journal.jsonl").read_bytes()
+    kept, _, marker = data.rstrip(b"\n").rpartition(b"\n")
+    left_out = 11 + 2_000 + len('{"end":true}\n') - len(kept) - 1
+    assert marker == b"[capsule: %d bytes left out here]" % left_out
+    assert len(data) <= 1_000
+    assert (end(attempt).outcome, end(attempt).rows) == ("bad_records", 1)
+    assert end(attempt).evidence == f"the journal is longer than 1000 bytes; its last {left_out} were left out"
+    assert end(attempt).files["journal.jsonl"].size == len(data)
+    journal = read_journal(data, order.observations, ["c000000"])
+    assert outcome_of(Process(0, order.cells), journal)[0] == "bad_records"
+
+
+def test_the_limit_of_a_journal_is_not_reached_by_one_that_has_it(bench: Bench) -> None:
+    source = RECORD + "record(x=1.5)\nopen(os.environ['CAPSULE_RECORDS'], 'a').write('\\n' * 976)"
+    order = bench.order(protocol_of(command=["python", "-c", source]))
+    attempt = supervised(bench, order, "launch.JOURNAL_BYTES_MAX = 1_000")
+    assert (end(attempt).outcome, end(attempt).files["journal.jsonl"].size) == ("completed", 1_000)
+
+
+def test_a_real_journal_of_more_than_the_limit_is_cut(bench: Bench) -> None:
+    line = "'{\"x\": 1}' + ' ' * 900_000 + '\\n'"
+    source = RECORD + f"record(x=1.5)\nfor _ in range(80): open(os.environ['CAPSULE_RECORDS'], 'a').write({line})"
+    attempt = bench.python(source, wall_limit_seconds=60)
+    assert end(attempt).outcome == "bad_records"
+    assert 64 * 2**20 - 10**6 < end(attempt).files["journal.jsonl"].size <= 64 * 2**20 == launch.JOURNAL_BYTES_MAX
 
 
 # C1, C2, B3: limits and trees.
@@ -287,6 +410,88 @@ def test_a_command_is_told_its_cell(bench: Bench, monkeypatch: pytest.MonkeyPatc
                      None, "1", "1", ""]  # fmt: skip
 
 
+PLANTED = """
+import importlib.util, os, py_compile, sys
+source, prefix, content = sys.argv[1:]
+sys.pycache_prefix = prefix or None
+cache = importlib.util.cache_from_source(source)
+os.makedirs(os.path.dirname(cache), exist_ok=True)
+open(cache + ".py", "w").write(content)
+py_compile.compile(cache + ".py", cache, source, doraise=True,
+                   invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+os.unlink(cache + ".py")
+"""
+
+
+def test_a_planted_cache_elsewhere_does_not_replace_a_frozen_module(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = bench.snapshot / "trial.py"
+    trial.write_text("def f(cell):\n    return {'x': 1.0}\n")
+    planted = trial.read_text().replace("1.0", "2.0")
+    subprocess.run([sys.executable, "-c", PLANTED, str(trial), str(tmp_path / "caches"), planted], check=True)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "caches"))
+    supervision = bench.start(protocol_of(trial="trial:f"))
+    assert supervision.wait(30) == launch.SETTLED
+    assert "PYTHONPYCACHEPREFIX is set here and not passed to the trial" in supervision.notes
+    assert end(bench.account().attempts[supervision.attempt]).outcome == "completed"
+    assert '"x":1.0' in bench.journal(supervision.attempt)
+
+
+def test_a_planted_cache_in_the_snapshot_is_refused(bench: Bench) -> None:
+    trial = bench.snapshot / "trial.py"
+    trial.write_text("def f(cell):\n    return {'x': 1.0}\n")
+    trees = [bench.frozen()]
+    subprocess.run([sys.executable, "-c", PLANTED, str(trial), "", trial.read_text()], check=True)
+    supervision = bench.start(protocol_of(trial="trial:f"), trees=trees)
+    assert supervision.wait(20) == launch.REFUSED
+    refused = bench.account().attempts[supervision.attempt].refused
+    assert refused is not None
+    assert refused.reason == "source_changed"
+    assert "__pycache__" in refused.words
+
+
+def test_a_cache_that_a_trial_plants_for_the_next_one_is_a_change(bench: Bench) -> None:
+    (bench.snapshot / "trial.py").write_text(
+        "from pathlib import Path\ndef f(cell):\n    (cell.source_root / '__pycache__').mkdir(exist_ok=True)\n"
+        "    (cell.source_root / '__pycache__/x.pyc').touch()\n    return {'x': 1.0}\n"
+    )
+    assert end(bench.go(protocol_of(trial="trial:f"))).outcome == "source_changed"
+
+
+def test_few_variables_of_the_interpreter_reach_a_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        monkeypatch.delenv(name)
+    for name in ("HASHSEED", "UNBUFFERED", "FAULTHANDLER"):
+        monkeypatch.setenv(f"PYTHON{name}", "1")
+    monkeypatch.setenv("PYTHONMALLOC", "malloc")
+    for name in ("OPTIMIZE", "WARNINGS", "BREAKPOINT", "PYCACHEPREFIX", "PLATLIBDIR", "SAFEPATH", "NOBODYKNOWS"):
+        monkeypatch.setenv(f"PYTHON{name}", "")
+    attempt = bench.python("import os; print(*sorted(name for name in os.environ if name.startswith('PYTHON')))")
+    assert (bench.attempts / attempt.id / "stdout").read_text().split() == [
+        "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONNOUSERSITE",
+        "PYTHONUNBUFFERED",
+    ]  # fmt: skip
+
+
+def test_a_cell_run_again_ignores_planted_caches_and_what_is_no_regular_file(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = bench.snapshot / "trial.py"
+    trial.write_text("def f(cell):\n    return {'x': 1.0}\n")
+    planted = trial.read_text().replace("1.0", "2.0")
+    subprocess.run([sys.executable, "-c", PLANTED, str(trial), str(tmp_path / "caches"), planted], check=True)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "caches"))
+    protocol = protocol_of(trial="trial:f")
+    (tmp_path / "again").mkdir()
+    journal, words = recompute(protocol, enumerate_cells(protocol)[0], bench.snapshot, tmp_path / "again")
+    assert (b'"x":1.0' in journal, words) == (True, "ended with status 0")
+    protocol = protocol_of(command=["mkfifo", str(tmp_path / "pipe/journal.jsonl")])
+    (tmp_path / "pipe").mkdir()
+    journal, words = recompute(protocol, enumerate_cells(protocol)[0], bench.snapshot, tmp_path / "pipe")
+    assert (journal, words) == (b"", "ended with status 0")
+
+
 def test_the_trial_has_no_terminal_no_input_and_a_session_of_its_own(bench: Bench) -> None:
     source = RECORD + "import sys\nrecord(x=float(os.getsid(0) == os.getpid() and sys.stdin.read() == ''))"
     attempt = bench.python(source)
@@ -301,6 +506,49 @@ def test_heartbeats_come_after_one_second_and_then_every_five(bench: Bench) -> N
     beats = [event.data.to_json()["elapsed_ms"] for event in bench.events(attempt.id) if event.name == "heartbeat"]
     assert len(beats) == 1
     assert 1_000 <= beats[0] < 2_000
+
+
+def test_heartbeats_grow_rare_with_the_time_elapsed() -> None:
+    elapsed = [0, 400_000, 500_000, 1_000_000, 5_999_000, 6_000_000, 10**9]
+    assert [heartbeat_interval_ms(ms) for ms in elapsed] == [5_000, 5_000, 5_000, 10_000, 59_990, 60_000, 60_000]
+
+
+def test_the_journal_is_synced_and_the_lease_looked_at_between_rare_heartbeats(bench: Bench, tmp_path: Path) -> None:
+    changes = (
+        "supervisor.FIRST_HEARTBEAT_MS, supervisor.HEARTBEAT_MS, supervisor.HEARTBEAT_GROWTH = 50, 50, 2\n"
+        "real, loss = supervisor.sync, supervisor.Lease.loss\n"
+        f"def note(word): open({str(tmp_path / 'calls')!r}, 'a').write(word + ' ')\n"
+        "def sync(descriptor):\n    note('sync')\n    real(descriptor)\nsupervisor.sync = sync\n"
+        "supervisor.Lease.loss = lambda self: note('lease') or loss(self)"
+    )
+    order = bench.order(protocol_of(command=["sleep", "2"]))
+    attempt = supervised(bench, order, changes)
+    beats = [event.data.to_json()["elapsed_ms"] for event in bench.events(attempt.id) if event.name == "heartbeat"]
+    gaps = [(later - before) / before for before, later in itertools.pairwise(beats)]
+    assert 3 <= len(beats) <= 12
+    assert min(gaps) >= 0.45
+    calls = (tmp_path / "calls").read_text().split()
+    assert min(calls.count("sync"), calls.count("lease")) > 2 * len(beats)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_to_a_supervisor_that_is_not_up_yet_is_heeded(bench: Bench, number: signal.Signals) -> None:
+    supervision = bench.start(protocol_of(command=["sleep", "60"]))
+    os.kill(supervision.pid, number)
+    assert supervision.wait(20) == launch.REFUSED
+    refused = bench.account().attempts[supervision.attempt].refused
+    assert refused is not None
+    assert (refused.reason, refused.words) == ("user", f"{number.name} before anything was started")
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_a_trial_starts_with_no_signal_blocked(bench: Bench) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        attempt = bench.python("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (bench.attempts / attempt.id / "stdout").read_text() == "set()\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
