@@ -9,7 +9,7 @@ one name that a user's own script needs:
 
 Durability: `record` hands the line to the kernel with one write and does not sync. A trial or supervisor that is killed
 loses no line that `record` returned from. A machine that loses power can lose the lines since the supervisor's last
-sync: it syncs the journal at each heartbeat, every five seconds, and once more when the trial has ended.
+sync: it syncs the journal every five seconds, and once more when the trial has ended.
 """
 
 from __future__ import annotations

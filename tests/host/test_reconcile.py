@@ -18,7 +18,10 @@ from capsule.host import reconcile as reconcile_module
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
 from capsule.host.process import identify, is_alive, read_stat
 from capsule.host.reconcile import Finding, liveness, reconcile
+from capsule.steps.status import status
+from tests.conftest import Capsule
 from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
+from tests.study import make_study
 
 
 def look(bench: Bench, clock: Any = read_clock) -> list[Finding]:
@@ -529,3 +532,22 @@ def test_a_long_attempt_is_not_silent_between_its_rare_heartbeats(bench: Bench) 
         now = last.model_copy(update={"boottime_ms": last.boottime_ms + silence})
         words.append(liveness(found, bench.attempts, last, now))
     assert words == ["running", "running", "silent"]
+
+
+def test_a_status_says_that_nobody_looks_after_an_attempt(capsule: Capsule, tmp_path: Path) -> None:
+    protocol = make_study(tmp_path / "s", trial="import time\ndef measure(cell):\n    time.sleep(60)\n")
+    assert capsule("freeze", protocol).code == 0
+    run = subprocess.Popen([sys.executable, "-m", "capsule", "run", str(protocol)], stdout=-3, stderr=-3)
+    try:
+        eventually(lambda: run.poll() is not None or status(protocol).liveness == {"a000001": "running"})
+        eventually(lambda: status(protocol).attempts[0].spawned)
+        (attempt,) = status(protocol).attempts
+        assert attempt.intent is not None
+        os.kill(attempt.intent.supervisor_pid, signal.SIGKILL)
+    finally:
+        run.kill()
+        run.wait(10)
+    eventually(lambda: status(protocol).liveness == {"a000001": "lost"})
+    assert status(protocol).attempts[0].open
+    assert capsule("reconcile", protocol).code == 0
+    assert status(protocol).liveness == {}
