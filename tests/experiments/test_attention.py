@@ -5,6 +5,7 @@ import torch
 
 from experiments import attention, flash
 from experiments.attention import MergedPrefixed, PrefixedCausal, SegmentedCausal, TreeCausal, prefixed
+from experiments.flex import FlexPrefixed
 
 SHAPES = [
     # prefix, suffix lengths, query heads, key/value heads, head dimension
@@ -165,3 +166,12 @@ def test_spreading_segments_is_undone(lengths):
     assert spread.shape == (len(lengths), max(lengths), 2)
     assert torch.equal(segments.gather(spread), rows)
     assert float(spread.sum()) == float(rows.sum())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_flex_mask_is_the_same_rule(shape):
+    """Uncompiled and forward only, which is what a CPU has: padding, owners and causality of the block mask."""
+    parts, _ = draw(*shape)
+    query, prefix_key, prefix_value, key, value = (part.detach() for part in parts)
+    out = FlexPrefixed([prefix_key], [prefix_value], shape[1], compiled=False)(0, query, key, value)
+    assert max(errors([out], [textbook(parts, shape[1])])) < 1e-14

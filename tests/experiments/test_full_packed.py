@@ -70,7 +70,7 @@ def test_fp32_is_close_to_a_pure_fp64_oracle(reference, reference_folder, family
 
 @pytest.mark.parametrize("mean", Mean)
 @pytest.mark.parametrize("supervision", Supervision)
-@pytest.mark.parametrize("lengths", [(3, 0, 1, 5, 2), (4, 4, 4), (1, 1), (0, 6), (2,)])
+@pytest.mark.parametrize("lengths", [(3, 0, 1, 5, 2), (4, 4, 4)])
 def test_every_partition_agrees_with_the_dense_oracle(case, mean, supervision, lengths):
     """fp64, shared heads, ragged, one-token and empty responses: the oracle is another algorithm."""
     objective = Objective(1.5, 0.1, 0.03, supervision, mean)

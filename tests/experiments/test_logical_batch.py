@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,3 +118,14 @@ def test_the_examples_reward_counts_right_tokens():
     better = max(range(len(right)), key=right.__getitem__)
     assert float(group.responses[better].advantages_D[0]) > 0
     assert replace(group.responses[0]).latent is None
+
+
+def test_the_readmes_program_runs(capsys):
+    """The first block of Python in the package's README, as it stands."""
+    root = Path(__file__).parents[2]
+    text = (root / "experiments/README.md").read_text()
+    program = text.split("```python\n")[1].split("```")[0].replace('Path("tests', f'Path("{root}/tests')
+    exec(compile(program, "README.md", "exec"), {})
+    loss, sharing = capsys.readouterr().out.split(" ", 1)
+    assert abs(float(loss)) < 10
+    assert sharing == "['complete-prefix', 'complete-prefix']\n"

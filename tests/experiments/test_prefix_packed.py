@@ -123,12 +123,12 @@ def naive(query, prefix_key, prefix_value, key, value, segments):
 
 
 def test_adjoints_of_a_bf16_model_add_up_in_fp32(case):
-    """64 equal suffixes, in 64 waves and in one, give 64 times the adjoint of one; a bf16 sum is off by thousandths."""
+    """32 equal suffixes, in as many waves, give 32 times the adjoint of one; a bf16 sum is off by thousandths."""
     model, one = case((3,), torch.bfloat16)
-    many = Group(one.prompt_P, one.responses * 64)
+    many = Group(one.prompt_P, one.responses * 32)
     weights = ALL.token_weights(many.lengths)
     adjoints = []
-    for group, waves in ((one, [[0]]), (many, [[index] for index in range(64)])):
+    for group, waves in ((one, [[0]]), (many, [[index] for index in range(32)])):
         shared = SharedPrefix(model, group, range(model.loops))
         for wave in waves:
             prefix_packed.open_wave(shared, wave, weights, ALL).backward()
@@ -137,7 +137,7 @@ def test_adjoints_of_a_bf16_model_add_up_in_fp32(case):
         adjoints.append([leaf.grad for leaf in leaves])
     for single, total in zip(*adjoints, strict=True):
         assert total.dtype == torch.float32
-        assert float((total - 64 * single).norm()) <= 1e-5 * float(total.norm())
+        assert float((total - 32 * single).norm()) <= 1e-5 * float(total.norm())
 
 
 def test_the_boundary_is_not_a_copy(case):

@@ -26,7 +26,7 @@ def run(schedule, model, group, objective=ALL, microbatch=2):
 
 @pytest.mark.parametrize("mean", Mean)
 @pytest.mark.parametrize("supervision", Supervision)
-@pytest.mark.parametrize("lengths", [(3, 0, 1, 5, 2), (4, 4, 4), (1, 1), (0, 6), (2,)])
+@pytest.mark.parametrize("lengths", [(3, 0, 1, 5, 2), (4, 4, 4), (2,)])
 def test_prefix_and_full_replay_are_one_gradient(small_model, small_group, mean, supervision, lengths):
     """fp64, shared heads, ragged, one-token and empty responses, every partition."""
     objective = Objective(1.5, 0.1, 0.03, supervision, mean)
@@ -75,9 +75,9 @@ def test_a_microbatch_holds_a_response(small_model, small_group, size):
 
 
 def test_adjoints_of_a_bf16_model_add_up_in_fp32(small_model, small_group):
-    """64 equal suffixes give 64 times the adjoint of one; a bf16 sum would be off by some thousandths."""
+    """32 equal suffixes give 32 times the adjoint of one; a bf16 sum would be off by some thousandths."""
     model, one = small_model(torch.bfloat16), small_group((3,))
-    many = Group(one.prompt_P, one.responses * 64)
+    many = Group(one.prompt_P, one.responses * 32)
     weights = ALL.token_weights(many.lengths)
     adjoints = []
     for group in (one, many):
@@ -88,7 +88,7 @@ def test_adjoints_of_a_bf16_model_add_up_in_fp32(small_model, small_group):
         adjoints.append([leaf.grad for leaf in leaves])
     for single, total in zip(*adjoints, strict=True):
         assert total.dtype == torch.float32
-        assert float((total - 64 * single).norm()) <= 1e-5 * float(total.norm())
+        assert float((total - 32 * single).norm()) <= 1e-5 * float(total.norm())
 
 
 class TestNegativeControls:
