@@ -62,7 +62,7 @@ def bf16_admits(candidate: Agreement, baseline: Agreement, noise_floor: float = 
     """Say whether a bf16 schedule is about as close to the oracle as the bf16 baseline is to the same oracle.
 
     `noise_floor` widens the bound on the whole gradient. One error of a small model is one draw: over seeds the ratio
-    of two right schedules has mean 1 and scatters from 0.8 to 1.3, so that a single one says little without it.
+    of two right schedules has mean 1 and scatters from 0.6 to 1.6, so that a single one says little without it.
     """
     return (
         candidate.whole <= BF16_WHOLE_RATIO_MAX * baseline.whole + noise_floor
