@@ -16,7 +16,7 @@ there; the model, its gradients and what a kernel needs while it runs are not in
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -144,6 +144,19 @@ def flops(
         attention=architecture.attention_width
         * architecture.calls
         * (ATTENTION * done.pairs + ATTENTION_FORWARD * pairs_again),
+    )
+
+
+def prelude_flops(config: HuginnConfig, supervision: Supervision, prompt: int, lengths: Sequence[int]) -> Flops:
+    """Count full replay behind a prelude that runs over the prompt once, for groups with distinct latents."""
+    whole = describe(config, supervision)
+    prelude = replace(whole, calls=config.prelude, other_macs=0, supervised=0)
+    replayed, shared = work("full-packed", prompt, lengths, 1), work("prefix-serial", prompt, lengths, 1)
+    full, without, once = flops(whole, replayed), flops(prelude, replayed), flops(prelude, shared)
+    return Flops(
+        projections=full.projections - without.projections + once.projections,
+        readout=full.readout,
+        attention=full.attention - without.attention + once.attention,
     )
 
 

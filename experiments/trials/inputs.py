@@ -14,6 +14,7 @@ from experiments import dense_oracle, families
 from experiments.batch import Group, Response
 from experiments.errors import ExperimentError
 from experiments.family import LoopedModel
+from experiments.latent import Latent, PositionLatent
 from experiments.objective import Objective, Supervision, published
 
 REFERENCE_HEAD_SCALE = 0.95
@@ -118,7 +119,8 @@ def _draw_group(exact: LoopedModel, setting: Setting) -> Group:
     """Draw tokens and rewards from the seed; advantages are the group's standardised rewards, one a response.
 
     The reference policy is the same model with its head scaled down; constants are rounded to the trial's dtype
-    before anybody uses them, so that oracle and schedules read the same numbers.
+    before anybody uses them, so that oracle and schedules read the same numbers. A family that starts from a latent
+    gets one of the trial's seed, the same for all responses.
     """
     generator = torch.Generator("cpu").manual_seed(setting.seed)
     shape, vocabulary = (setting.responses, setting.response_tokens), exact.head_VC.shape[0]
@@ -130,11 +132,15 @@ def _draw_group(exact: LoopedModel, setting: Setting) -> Group:
     dtype = DTYPES[setting.dtype]
     advantages_GD = rewards_G.to(dtype)[:, None].expand(shape)
     blank_GD = torch.zeros(shape, dtype=dtype)
-    unscored = _group(prompt_P, tokens_GD, advantages_GD, blank_GD)
+    latent = PositionLatent(setting.seed) if exact.takes_latent else None
+    unscored = _group(prompt_P, tokens_GD, advantages_GD, blank_GD, latent)
     with torch.no_grad():
         tables = dense_oracle.log_prob_tables(exact, unscored, (exact.loops - 1,), REFERENCE_HEAD_SCALE)
-    return _group(prompt_P, tokens_GD, advantages_GD, tables[0][:, :, -1].to(dtype))
+    return _group(prompt_P, tokens_GD, advantages_GD, tables[0][:, :, -1].to(dtype), latent)
 
 
-def _group(prompt_P: Tensor, tokens_GD: Tensor, advantages_GD: Tensor, reference_GD: Tensor) -> Group:
-    return Group(prompt_P, tuple(map(Response, tokens_GD, advantages_GD, reference_GD)))
+def _group(
+    prompt_P: Tensor, tokens_GD: Tensor, advantages_GD: Tensor, reference_GD: Tensor, latent: Latent | None
+) -> Group:
+    rows = zip(tokens_GD, advantages_GD, reference_GD, strict=True)
+    return Group(prompt_P, tuple(Response(*row, latent) for row in rows))

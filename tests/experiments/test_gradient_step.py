@@ -72,6 +72,17 @@ def test_every_schedule_passes_the_gates(schedule, supervision, shape):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("checkpoint", ["nanbeige-tiny", "huginn-tiny"])
+def test_any_familys_checkpoint_can_be_tried(schedule, checkpoint):
+    folder = f"tests/experiments/reference/{checkpoint}"
+    found = trial(FakeCell().but(schedule=schedule, checkpoint=folder, prompt=12))
+    assert found["loss_error"] <= LOSS_ERROR_MAX
+    assert found["gradient_relative_l2"] <= FP32_GATE.whole_max
+    assert found["worst_tensor_relative_l2"] <= FP32_GATE.worst_tensor_max
+    assert found["update_max_abs_error"] <= UPDATE_ERROR_MAX
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_fp64_trial_equals_its_oracle(schedule):
     found = trial(FakeCell().but(schedule=schedule, dtype="float64"))
     assert found["gradient_relative_l2"] <= 1e-12
