@@ -204,7 +204,12 @@ def replay(
         bool, typer.Option("--execute", help="Run the capsule's own code on this CPU to recompute observations.")
     ] = False,
     cells: Annotated[str, typer.Option("--cells", help="Recompute these cells, e.g. c000001,c000007.")] = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Recompute at most so many cells.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help="Recompute so many cells, drawn by the frozen seed; default: the frozen sample."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder for the replay's own records.")
     ] = None,

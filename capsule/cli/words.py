@@ -137,6 +137,8 @@ def ran(result: Ran) -> Said:
     cells = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in result.cells.items())
     charged = sum(attempt.debited_ms for attempt in result.attempts) / 1000
     lines = [f"cells: {cells}", f"charged now: {charged:.1f} {result.unit}-seconds; {budget}"]
+    if result.cells.get("failed"):
+        lines.append("failed cells stay in every table; `capsule status` says why each attempt failed")
     if result.stopped:
         lines.append(f"stopped: {safe(result.stopped)}")
     if result.remaining:
@@ -162,7 +164,7 @@ def status(result: Status) -> Said:
         "attempts": [
             {
                 "attempt": a.id,
-                "state": a.state,
+                "state": result.liveness.get(a.id, a.state),
                 "process": source.process if (source := a.reserved or a.refused) else None,
                 "pilot": a.pilot,
                 "outcome": a.end.outcome if a.end else "refused" if a.refused else None,
@@ -257,6 +259,8 @@ def _answers(result: Verdict) -> list[str]:
         f"integrity: {paint(result.integrity, mood)}{'' if result.signed else ', unsigned'}",
         f"outcome:   {result.outcome}",
     ]
+    if result.amended:
+        lines.append(paint(safe(f"amended:   {result.amended.removeprefix('amended ')}"), "doubt"))
     lines += [f"  {item.decision.ljust(12)}  {item.hypothesis}: {safe(item.claim)}" for item in result.hypotheses]
     return lines
 
@@ -287,7 +291,8 @@ def replayed(result: Replay) -> Said:
             counts[item.answer] = counts.get(item.answer, 0) + 1
         cells = len({item.cell for item in result.observations})
         summary = ", ".join(f"{count} {answer.replace('_', ' ')}" for answer, count in sorted(counts.items()))
-        lines += ["", f"recomputed {cells} cells: {summary}"]
+        planned = result.manifest.cells.count
+        lines += ["", f"recomputed {cells} of {planned} cells: {summary} (others with --cells or --limit)"]
         lines += [
             f"  {item.cell} {item.observation}: {item.answer.replace('_', ' ')}: {safe(item.words)}"
             for item in result.observations

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from capsule.core.digest import Digest, digest_of
 from capsule.core.manifest import FileDigest
@@ -62,10 +63,22 @@ AttemptId = Annotated[str, StringConstraints(pattern=r"^a[0-9]{6}$")]
 Unit = Literal["cpu", "gpu"]
 
 
+_REALTIME = r"^[0-9]{4}(-[0-9]{2}){2}T([01][0-9]|2[0-3])(:[0-9]{2}){2}\.[0-9]{3}Z$"
+
+
+def _real(text: str) -> str:
+    datetime.fromisoformat(text)  # a day and an hour that exist
+    return text
+
+
 class Clock(Model):
     """One reading of every clock; durations are differences of `boottime_ms` under one `boot_id`."""
 
-    realtime: Annotated[str, StringConstraints(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}\.[0-9]{3}Z$")]
+    realtime: Annotated[
+        str,
+        StringConstraints(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T([01][0-9]|2[0-3])(:[0-9]{2}){2}\.[0-9]{3}Z$"),
+        AfterValidator(_real),
+    ]
     boottime_ms: Natural
     monotonic_ms: Natural
     boot_id: str
@@ -310,8 +323,10 @@ def exit_faults(ended: Exit, outcome: str) -> Iterator[str]:
         expected = {ended.cause}
     elif by_signal is not None:
         expected = {"signalled"}
-    else:
+    elif code is not None:
         expected = {"exit_nonzero"} if code else set(OF_EXIT_ZERO)
+    else:
+        expected = {"exec_failed"}
     if outcome not in expected | OF_DEVICE:
         yield f"expected {' or '.join(sorted(expected))} of this exit, found {outcome}"
 

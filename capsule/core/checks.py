@@ -6,7 +6,7 @@ that of `verdict.CHECKS`, and a later check relies on what an earlier one could 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from capsule.core.attempt import COMPLETED, Settled, exit_faults
 from capsule.core.canonical import iterate_lines
@@ -138,8 +138,16 @@ def check_manifest_chain(reading: Reading) -> Checking:
         if previous is not None and manifest.protocol.name != previous.protocol.name:
             yield f"manifest {number}: expected protocol {previous.protocol.name}, found {manifest.protocol.name}"
         previous = manifest
-    amended = len(reading.manifests) - 1
-    return f"amended {amended} times" if amended else "not amended"
+    return amendments(reading.manifests) or "not amended"
+
+
+def amendments(manifests: Sequence[Manifest]) -> str:
+    """Say what had been seen when a protocol was amended; empty if it never was."""
+    seen = [manifest.supersedes for manifest in manifests if manifest.supersedes is not None]
+    said = [
+        f"after {item.rows_seen} rows of {item.attempts_seen} attempts had been seen: {item.reason}" for item in seen
+    ]
+    return f"amended {len(seen)} times; {'; '.join(said)}" if len(seen) > 1 else f"amended {said[0]}" if said else ""
 
 
 def check_against(reading: Reading) -> Checking:
@@ -219,11 +227,11 @@ def check_imports(reading: Reading) -> Checking:
         modules += len(lines)
         for line in lines:
             yield from _import_faults(attempt.id, line, frozen)
-        shown = {line.get("module") for line in lines if isinstance(line, dict) and line.get("origin") == "source"}
+        shown = {str(line.get("module")) for line in lines if isinstance(line, dict) and line.get("origin") == "source"}
         own_modules = {arm.trial.partition(":")[0] for arm in arms if arm.trial}
         for module in sorted(own_modules - shown) if attempt.end.outcome == "completed" else ():
             yield f"{attempt.id}: expected the trial's own module {module} among what it imported, found no such line"
-    return f"{modules} imports"
+    return f"{modules} imports" if modules else "no Python trial completed; what commands load is not looked into"
 
 
 def _import_faults(attempt: str, line: object, frozen: set[tuple[str, str]]) -> Iterator[str]:

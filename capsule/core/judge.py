@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capsule.core.checks import CHECK_FUNCTIONS
+from capsule.core.checks import CHECK_FUNCTIONS, amendments
 from capsule.core.errors import CapsuleError
 from capsule.core.evidence import Evidence, NotChecked, Reading
 from capsule.core.ledger_checks import Checking
@@ -33,6 +33,7 @@ def judge(evidence: Evidence, *, against: Sequence[str] = (), signature_required
         integrity=integrity,
         outcome=results.outcome if intact and results else "withheld",
         signed=any("manifest.json.sig" in files for files in evidence.generations.values()),
+        amended=amendments(reading.manifests),
         checks=checks,
         hypotheses=results.hypotheses if intact and results else (),
     )

@@ -135,7 +135,10 @@ def _pending_reason(account: Account, manifest: str) -> str:
 def outcome_of(process: Process, journal: Journal) -> tuple[str, str]:
     """Judge a process that exited with status 0 by its journal: an outcome and its evidence."""
     if journal.fault_count:
-        return "bad_records", f"{journal.fault_count} faulty lines; {journal.faults[0]}"
+        return (
+            "bad_records",
+            f"{journal.fault_count} faulty line{'s' if journal.fault_count > 1 else ''}; {journal.faults[0]}",
+        )
     missing = [cell.cell for cell in process.cells if cell.cell not in journal.rows]
     if journal.torn or not journal.ended or missing:
         words = f"rows missing for {len(missing)} of {len(process.cells)} cells" if missing else "no end record"

@@ -142,18 +142,21 @@ def _row(item: dict[str, Any], columns: Sequence[Observation], cells: Sequence[s
         error = item.pop("error")
         words = error if isinstance(error, str) else json.dumps(error, sort_keys=True)
         return RawRow(cell, {column.name: None for column in columns}, words[:TEXT_MAX])
+    names = {column.name for column in columns}
+    unknown = sorted(item.keys() - names)
+    missing = sorted(column.name for column in columns if not column.optional and item.get(column.name) is None)
+    if unknown or missing:
+        found = f"{unknown[0][:40]!r}, which is not declared" if unknown else "none"
+        wanted = f"a value for {missing[0]}" if missing else "declared observations"
+        raise Refusal(f"cell {cell}: expected {wanted}, found {found}")
     values: dict[str, Scalar | None] = {}
     for column in columns:
         raw = item.pop(column.name, None)
-        if raw is None and not column.optional:
-            raise Refusal(f"cell {cell}: expected a value for {column.name}, found none")
         try:
             value = values[column.name] = None if raw is None else encode(raw, column.type)
             _check_range(column, value)
         except ValueError as error:
             raise Refusal(f"cell {cell}: {column.name}: {error}") from error
-    if item:
-        raise Refusal(f"cell {cell}: expected declared observations, found {sorted(item)[0][:40]!r}")
     return RawRow(cell, values)
 
 

@@ -36,7 +36,7 @@ DECIMAL_KEYS = frozenset(
 _FREE_TABLES = {("arms", "parameters"), ("workloads", "parameters"), ("factors", "levels")}
 _FREE_WORDS = "expected true or false, an integer below 2^53, text, a finite number or a list of these"
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{DOTS_MAX + 1}}}")
+_LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_PART}[ \t]*+\.[ \t]*+){{{DOTS_MAX + 1}}}", re.MULTILINE)
 _AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=|\s*\[\[?\s*([A-Za-z0-9_.-]+)")
 

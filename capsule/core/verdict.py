@@ -63,6 +63,7 @@ class Verdict(Model):
     integrity: Integrity
     outcome: OutcomeAnswer
     signed: bool
+    amended: str
     checks: tuple[Check, ...]
     hypotheses: tuple[HypothesisResult, ...]
 

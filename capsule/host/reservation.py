@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
-from capsule.core.attempt import Account, Refused, Reserved
+from capsule.core.attempt import Account, Clock, Refused, Reserved
 from capsule.core.errors import BudgetError, RefusedError
 from capsule.host.clock import ClockSource, read_clock
 from capsule.host.ledger import Ledger, Position, Transaction
@@ -26,6 +27,7 @@ def reserve(
     *,
     budget_ms: int,
     attempts_max: int,
+    not_after: str | None = None,
     clock: ClockSource = read_clock,
     admit: Callable[[Account], None] = lambda account: None,
     before: Callable[[str], None] = lambda attempt: None,
@@ -37,7 +39,7 @@ def reserve(
     attempt's id before the event is written, so that whoever finds the reservation also finds what it left.
 
     Raises:
-        BudgetError: the budget or the number of attempts does not allow it; the refusal is in the ledger.
+        BudgetError: budget, number of attempts or frozen time do not allow it; the refusal is in the ledger.
         RefusedError: the manifest is not the one in force.
     """
 
@@ -50,20 +52,27 @@ def reserve(
                 hint="the protocol was amended meanwhile; start again",
             )
         attempt = account.next_attempt()
-        refusal = _refusal(account, asked, budget_ms, attempts_max)
+        now = clock()
+        refusal = _refusal(account, asked, budget_ms, attempts_max) or _late(now, not_after)
         if refusal is not None:
             reason, words = refusal
             refused = Refused(
                 manifest=asked.manifest, process=asked.process, pilot=asked.pilot, reason=reason, words=words
             )
-            transaction.append("refused", attempt, refused, clock())
-            raise BudgetError(words, hint="`capsule ledger` shows what was spent; a larger budget is an amendment")
+            transaction.append("refused", attempt, refused, now)
+            raise BudgetError(words, hint="`capsule ledger` shows what was spent; another budget is an amendment")
         position = transaction.position
         before(attempt)
-        transaction.append("reserved", attempt, asked, clock())
+        transaction.append("reserved", attempt, asked, now)
         return Reservation(attempt, asked, position)
 
     return ledger.transaction(work)
+
+
+def _late(now: Clock, not_after: str | None) -> tuple[str, str] | None:
+    if not_after is None or datetime.fromisoformat(now.realtime) <= datetime.fromisoformat(not_after):
+        return None
+    return "not_after", f"the protocol allows no attempt after {not_after}"
 
 
 def _refusal(account: Account, asked: Reserved, budget_ms: int, attempts_max: int) -> tuple[str, str] | None:

@@ -25,12 +25,14 @@ from capsule.core.manifest import (
     list_digest,
     sources_bytes,
 )
+from capsule.core.paths import shown
 from capsule.core.plan import Cell, enumerate_cells
 from capsule.core.protocol import Protocol
 from capsule.core.redact import find_secrets
 from capsule.core.toml import line_of, read_protocol
 from capsule.host import environment, launch, source, store
 from capsule.host.durable import write_durably
+from capsule.host.source import Drift
 from capsule.host.workspace import Generation, Workspace, find_workspace, sources_name
 
 Progress = Callable[[int, int], None]
@@ -193,10 +195,20 @@ def changes(current: Generation, made: Draft) -> list[str]:
     if made.files["protocol.toml"] != current.files["protocol.toml"]:
         words.append("the protocol file")
     drifts = source.compare(current.sources(), made.entries)
-    words += [str(drift) for drift in drifts[:5]]
-    if len(drifts) > 5:
-        words.append(f"{len(drifts) - 5} more files")
+    words += named(drifts)
     return words or ["the lock file, or another arm's revision"]
+
+
+def named(drifts: list[Drift]) -> list[str]:
+    """Name what drifted, what was frozen first; files that were added to one folder together."""
+    words = [str(drift) for drift in drifts if drift.change != "added"]
+    added: dict[str, list[str]] = {}
+    for drift in drifts:
+        if drift.change == "added":
+            added.setdefault(drift.path.rpartition("/")[0], []).append(str(drift))
+    for folder, files in added.items():
+        words += files if len(files) < 3 else [f"added: {len(files)} files in {shown(folder) or 'the root'}"]
+    return [*words[:5], *([f"{len(words) - 5} more"] if len(words) > 5 else [])]
 
 
 def check_drift(workspace: Workspace, generation: Generation) -> None:
@@ -213,9 +225,8 @@ def check_drift(workspace: Workspace, generation: Generation) -> None:
     scan = source.scan_sources(workspace.root, generation.manifest.protocol.sources)
     drifts = source.compare(generation.sources(), scan.entries)
     if drifts:
-        named = [str(drift) for drift in drifts[:5]] + ([f"{len(drifts) - 5} more"] if len(drifts) > 5 else [])
         raise DriftError(
-            f"expected the frozen sources in {workspace.root}, found changes: {'; '.join(named)}",
+            f"expected the frozen sources in {workspace.root}, found changes: {'; '.join(named(drifts))}",
             hint="undo the changes, amend the protocol, or run the frozen ones on purpose: capsule run --from-frozen",
         )
 

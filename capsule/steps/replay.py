@@ -105,7 +105,7 @@ def _chosen(
         drawn = shuffle(
             [cell for cell in planned if cell.cell in observed], manifest.protocol.design.order_seed, "replay"
         )
-        chosen = drawn[: manifest.protocol.replay_sample]
+        chosen = drawn[: limit or manifest.protocol.replay_sample]
     return chosen[:limit]
 
 

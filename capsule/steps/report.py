@@ -50,8 +50,9 @@ def _head(manifest: Manifest, verdict: Verdict) -> str:
         f"- Outcome: **{verdict.outcome}**",
         f"- Signed: {'yes, not checked by this version' if verdict.signed else 'no'}",
     ]
-    if manifest.supersedes:
-        lines.append(f"- Amended: {_cell(manifest.supersedes.reason)}")
+    if verdict.amended:
+        words = f"{verdict.amended}; the tables below are of the last manifest, earlier journals are in 3-attempts"
+        lines.append(f"- {_cell(words[0].upper() + words[1:])}")
     return "\n".join([*lines, ""])
 
 

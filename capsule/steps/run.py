@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from typing import Protocol as Interface
 
-from capsule.core.attempt import INTERRUPTED, Account, ManifestAdopted, Opened, Refused, Reserved
+from capsule.core.attempt import COMPLETED, INTERRUPTED, Account, ManifestAdopted, Opened, Refused, Reserved
 from capsule.core.canonical import canonical
 from capsule.core.digest import digest_of, hex_of
 from capsule.core.errors import BudgetError, BusyError, DriftError, MachineError, RefusedError
@@ -237,15 +236,12 @@ def _to_run(this: _Run, now: Standing) -> Iterator[Process]:
 
 
 def _refusal(this: _Run, now: Standing) -> tuple[str, str] | None:
-    """Return why the frozen rules let nothing more start, as a word and in words: a stop gate, or the time."""
+    """Return why the frozen rules let nothing more start, as a word and in words: a stop gate failed."""
     manifest = this.generation.manifest
     failing = failing_stop_gate(manifest, final_rows(manifest, now.cells, now.account, now.journals))
     if failing is not None:
         gate, row = failing
         return "gate", f"gate {gate.name} failed in cell {row.cell.cell}, and its failure stops the experiment"
-    until = manifest.protocol.budget.not_after
-    if until and datetime.fromisoformat(until) < datetime.fromisoformat(read_clock().realtime):
-        return "not_after", f"the protocol allows no attempt after {until}"
     return None
 
 
@@ -297,6 +293,7 @@ def _attempt(this: _Run, process: Process) -> bool:
         _reservation(this, process),
         budget_ms=this.budget_ms,
         attempts_max=protocol.budget.attempts_max,
+        not_after=None if this.request.pilot else protocol.budget.not_after,
         admit=lambda account: _check_free(this, process, account),
         before=lambda attempt: launch.announce(this.workspace.attempts / attempt),
     )
@@ -399,6 +396,8 @@ def _ended(this: _Run, name: str, supervision: launch.Supervision) -> None:
     ran = AttemptRan(name, attempt.reserved.process, end.outcome, end.evidence, end.charge.debited_ms)
     this.attempts.append(ran)
     this.display.ended(name, end.outcome, end.evidence, end.charge.debited_ms / 1000, this.unit)
+    if end.outcome not in COMPLETED | INTERRUPTED or end.outcome == "trial_error":
+        this.display.note(f"what it printed is in {this.workspace.attempts / name}")
     if end.outcome in INTERRUPTED and end.outcome != "user":
         this.stopped = f"{name} ended as {end.outcome}: {end.evidence}"
 

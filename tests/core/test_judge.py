@@ -86,7 +86,7 @@ def test_an_amended_capsule_is_intact() -> None:
     verdict = judge(history.evidence(), against=[first, history.manifest.identity])
     assert (verdict.integrity, verdict.outcome) == ("intact", "supported")
     words = {check.id: check.words for check in verdict.checks}
-    assert words["V-06"] == "amended 1 times"
+    assert words["V-06"] == "amended after 16 rows of 1 attempts had been seen: the large workload was too large"
     assert "manifest 1" in words["V-07"]
 
 

@@ -146,7 +146,7 @@ def test_rows_of_every_float_and_the_last_line_without_its_newline(bench: Bench)
         ("record(x=1); record(x=2)", "expected one row for cell c000000"),
         ("record(y=1)", "declared observations"),
         ("record(x='Inf')", "a float64"),
-        ("open(os.environ['CAPSULE_RECORDS'], 'ab').write(b'\\x96 no json')", "faulty lines"),
+        ("open(os.environ['CAPSULE_RECORDS'], 'ab').write(b'\\x96 no json')", "faulty line"),
     ],
 )
 def test_rows_that_were_not_planned_are_bad_records(bench: Bench, source: str, words: str) -> None:
