@@ -54,7 +54,7 @@ def results(observations):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("supervision", ["all-loops", "terminal-only"])
-@pytest.mark.parametrize("shape", [(24, 4, 8), (4, 16, 8), (24, 4, 1), (3, 1, 2)])
+@pytest.mark.parametrize("shape", [(24, 4, 8), (4, 16, 3), (3, 1, 1)])
 def test_every_schedule_passes_the_gates(schedule, supervision, shape):
     """fp32 against the fp64 oracle: loss, whole gradient, worst tensor, elements and the SGD update."""
     prompt, response, responses = shape
