@@ -69,7 +69,6 @@ class RunDisplay:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._began = time.monotonic()
 
     def note(self, words: str) -> None:
         """Say something that stays."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule.cli.progress import duration
-
 if TYPE_CHECKING:
     from capsule.core.verdict import Verdict
     from capsule.host.reconcile import Finding as Settlement
@@ -375,8 +373,3 @@ def cleaned(result: Cleaned) -> Said:
         value,
         f"removed {result.snapshots} snapshots and {result.objects} contents, {result.size_bytes / 1e6:.1f} MB",
     )
-
-
-def charge_words(seconds: float, unit: str) -> str:
-    """Write a charge."""
-    return f"{duration(seconds)} of {unit} time"

@@ -20,8 +20,6 @@ INTEGER_LIMIT = 2**53
 DEPTH_MAX = 32
 DIGITS_MAX = 16
 
-type_names = {dict: "object", list: "array", str: "string", int: "integer", bool: "boolean", type(None): "null"}
-
 
 def canonical(value: Any) -> bytes:
     """Return the canonical bytes of a JSON value built from dicts, lists, strings, integers, booleans and null."""
