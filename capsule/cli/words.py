@@ -231,10 +231,13 @@ def packed(result: Packed) -> Said:
         "capsule": result.sealed.identity,
         "members": result.sealed.members,
         "size_bytes": result.sealed.size_bytes,
+        "replaced": result.replaced,
         "outcome": result.results.outcome,
     }
     size = f"{result.sealed.size_bytes / 1e6:.2f} MB"
     text = f"{result.sealed.identity}\npacked {result.sealed.members} members into {result.path} ({size})"
+    if result.replaced:
+        text += ", in the place of an earlier capsule"
     return value, f"{text}\npublish this identity elsewhere: only then can nobody rebuild the capsule unnoticed"
 
 

@@ -52,6 +52,7 @@ class Packed:
     path: Path
     sealed: Sealed
     results: Results
+    replaced: bool
 
 
 def pack(
@@ -68,6 +69,7 @@ def pack(
     workspace = find_workspace(protocol_file)
     path = output or workspace.protocol.with_suffix(".capsule")
     _check_target(path, workspace)
+    replaced = path.exists()
     items, results = plan(workspace)
     total, done = sum(item.size for item in items), 0
     try:
@@ -89,7 +91,7 @@ def pack(
             f"{path}: expected an intact capsule, packed one that is {verdict.integrity}: {'; '.join(found[:5])}",
             hint="the evidence in the workspace was changed; the capsule keeps what is there",
         )
-    return Packed(path, sealed, results)
+    return Packed(path, sealed, results, replaced)
 
 
 def _check_target(path: Path, workspace: Workspace) -> None:
