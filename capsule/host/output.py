@@ -39,9 +39,9 @@ class CappedOutput:
         os.close(self._descriptor)
 
     def _next_segment(self) -> None:
+        following = _create(segment_path(self.path, self._segment + 1))
         os.close(self._descriptor)
-        self._segment += 1
-        self._descriptor = _create(segment_path(self.path, self._segment))
+        self._segment, self._descriptor = self._segment + 1, following
         segment_path(self.path, self._segment - 2).unlink(missing_ok=True)
         self._room = self._half
 

@@ -126,10 +126,19 @@ def test_assembling_that_crashed_after_the_file_was_whole_loses_nothing(tmp_path
     assert not left.exists()
 
 
-def test_a_full_disk_ends_keeping_not_the_trial(tmp_path: Path) -> None:
-    (tmp_path / "stdout").symlink_to("/dev/full")
+def test_a_full_disk_ends_keeping_not_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule.host.output._create", lambda path: os.open("/dev/full", os.O_WRONLY))
     output = CappedOutput(tmp_path / "stdout", 100)
     output.write(b"x" * 10)
     output.write(b"y" * 10)
     assert "No space left" in (output.failure or "")
+    output.close()
+
+
+def test_a_pipe_that_a_trial_planted_holds_nobody_up(tmp_path: Path) -> None:
+    """What stands where the overflow is to go is not followed and not waited for: keeping ends, not the trial."""
+    os.mkfifo(segment_path(tmp_path / "stdout", 0))
+    output = CappedOutput(tmp_path / "stdout", 4)
+    output.write(b"123456")
+    assert output.failure is not None
     output.close()
