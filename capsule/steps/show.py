@@ -7,7 +7,7 @@ from pathlib import Path
 from capsule.archive.access import open_member
 from capsule.archive.reader import End, MemberEnd, walk
 from capsule.core.errors import BrokenError
-from capsule.steps.verify import open_capsule
+from capsule.steps.verify import open_capsule, recognised
 
 
 def members(path: Path) -> list[tuple[str, int, str]]:
@@ -15,10 +15,11 @@ def members(path: Path) -> list[tuple[str, int, str]]:
 
     Raises:
         BrokenError: the container is damaged; `verify` says where.
+        MalformedError: the file is no capsule.
     """
     listed: list[tuple[str, int, str]] = []
     with open_capsule(path) as stream:
-        for event in walk(stream):
+        for event in walk(recognised(stream)):
             if isinstance(event, MemberEnd):
                 listed.append((event.name, event.size, event.digest))
             elif isinstance(event, End) and event.sealed is None:
@@ -30,5 +31,6 @@ def members(path: Path) -> list[tuple[str, int, str]]:
 
 def member(path: Path, name: str) -> bytes:
     """Return the bytes of one member, checked against the digest in the member table."""
-    open_capsule(path).close()
+    with open_capsule(path) as stream:
+        recognised(stream)
     return open_member(path, name)

@@ -98,10 +98,13 @@ def collect(stream: BinaryIO) -> Evidence:
     return evidence
 
 
-def _recognised(stream: BinaryIO) -> BinaryIO:
+def recognised(stream: BinaryIO) -> BinaryIO:
     """Refuse at once, however long it is, what is no capsule by its first bytes.
 
     A capsule that was cut or damaged after its first bytes is a broken capsule, and gets a verdict.
+
+    Raises:
+        MalformedError: the stream is empty or begins with other bytes.
     """
     buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, stream))
     found = buffered.peek(len(MAGIC))[: len(MAGIC)]
@@ -117,7 +120,7 @@ def _recognised(stream: BinaryIO) -> BinaryIO:
 def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, str, bytes]]:
     """Yield every whole member with its digest, its bytes where the checks read them; findings go to `evidence`."""
     kept: list[bytes] | None = None
-    for event in walk(_recognised(stream)):
+    for event in walk(recognised(stream)):
         match event:
             case MemberStart(name, size):
                 kept = [] if _is_kept(name) else None

@@ -226,3 +226,18 @@ def test_an_endless_input_that_is_no_capsule_ends_at_once() -> None:
             [sys.executable, "-m", "capsule", "verify", "-"], stdin=zeros, capture_output=True, timeout=20, check=False
         )
     assert done.returncode == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"not a capsule", b"\x1f\x8b\x08 nor this"])
+@pytest.mark.parametrize("command", ["verify", "replay", "report", "show", "extract"])
+def test_what_is_no_capsule_is_malformed_for_every_command(
+    capsule: Capsule, tmp_path: Path, command: str, data: bytes
+) -> None:
+    """Whoever reads capsules says the same of a file that is none: exit code 3, and nothing is written."""
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    target = tmp_path / "out"
+    said = capsule(command, file, *([target] if command == "extract" else []))
+    assert said.code == 3, said
+    assert "expected a capsule" in said.err
+    assert not target.exists()
