@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from capsule.core.digest import Digest, digest_of
 from capsule.core.manifest import FileDigest
 from capsule.core.schema import Model, Natural
+from capsule.core.telemetry import DeviceTelemetry, Exclusivity
 
 EventName = Literal[
     "opened", "manifest_adopted", "sealed", "correction",
@@ -53,8 +54,9 @@ COMPLETED = frozenset({"completed", "trial_error"})
 
 Outcome = Literal[
     "completed", "trial_error",
-    "bad_records", "contaminated", "device_lost", "device_mismatch", "exec_failed", "exit_nonzero", "incomplete",
-    "leaked_descendants", "provenance", "signalled", "source_changed", "wall_limit",
+    "bad_records", "config_changed", "contaminated", "device_lost", "device_mismatch", "device_suspect", "exec_failed",
+    "exit_nonzero", "fork_storm", "incomplete", "leaked_descendants", "oom_cgroup", "oom_host", "provenance",
+    "sigkill_unattributed", "signalled", "source_changed", "unverifiable", "wall_limit",
     "user", "lost", "host_crash", "lease_lost", "ledger_failed", "never_started",
 ]  # fmt: skip
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
@@ -207,13 +209,19 @@ class DeviceClean(Model):
 
 
 class Settled(Model):
-    """The end of an attempt that was observed to its end."""
+    """The end of an attempt that was observed to its end.
+
+    `telemetry` is what the samples of each device add up to, none of a device that cannot be sampled; `exclusivity` is
+    the worst of them.
+    """
 
     outcome: Outcome
     evidence: str
     charge: Charge
     overrun_ms: Natural
     suspended_ms: Natural
+    exclusivity: Exclusivity
+    telemetry: dict[str, DeviceTelemetry]
     rows: Natural
     files: dict[str, FileDigest]
 
@@ -308,8 +316,14 @@ class Attempt:
 OF_EXIT_ZERO = COMPLETED | {"bad_records", "incomplete", "leaked_descendants", "provenance", "source_changed"}
 """Outcomes of a process that exited with status 0 and was not stopped."""
 
-OF_DEVICE = frozenset({"contaminated", "device_lost", "device_mismatch"})
+OF_DEVICE = frozenset(
+    {"config_changed", "contaminated", "device_lost", "device_mismatch", "device_suspect", "unverifiable"}
+)
 """Outcomes that a device decides, however the process ended."""
+
+SIGKILL = 9
+OF_SIGKILL = frozenset({"oom_cgroup", "oom_host", "sigkill_unattributed"})
+"""Outcomes of a process that was killed by a signal which can be neither caught nor explained by the process itself."""
 
 
 def exit_faults(ended: Exit, outcome: str) -> Iterator[str]:
@@ -322,7 +336,7 @@ def exit_faults(ended: Exit, outcome: str) -> Iterator[str]:
     if ended.cause not in ("exited", "signalled"):
         expected = {ended.cause}
     elif by_signal is not None:
-        expected = {"signalled"}
+        expected = set(OF_SIGKILL) if by_signal == SIGKILL else {"signalled"}
     elif code is not None:
         expected = {"exit_nonzero"} if code else set(OF_EXIT_ZERO)
     else:

@@ -35,20 +35,10 @@ from capsule.core.schema import (
 
 ObservationType = Literal["float64", "float32", "float16", "int64", "uint64", "bool", "text"]
 FailureClass = Literal[
-    "bad_records",
-    "contaminated",
-    "device_lost",
-    "device_mismatch",
-    "exec_failed",
-    "exit_nonzero",
-    "incomplete",
-    "leaked_descendants",
-    "provenance",
-    "signalled",
-    "source_changed",
-    "trial_error",
-    "wall_limit",
-]
+    "bad_records", "config_changed", "contaminated", "device_lost", "device_mismatch", "device_suspect", "exec_failed",
+    "exit_nonzero", "fork_storm", "incomplete", "leaked_descendants", "oom_cgroup", "oom_host", "provenance",
+    "sigkill_unattributed", "signalled", "source_changed", "trial_error", "unverifiable", "wall_limit",
+]  # fmt: skip
 
 
 class Arm(Model):
@@ -173,8 +163,10 @@ class Budget(Model):
     release_grace_seconds: NonNegativeDecimal
     attempts_max: Count = 1_000_000
     output_bytes_max: Annotated[int, Field(ge=1, le=2**40)] = 16 * 2**20
+    processes_max: Annotated[int, Field(ge=1, le=10**6)] = 4096
     not_after: str | None = None
     exclusivity: Literal["required", "best_effort"]
+    on_contamination: Literal["finish", "stop"] = "finish"
 
 
 class Environment(Model):

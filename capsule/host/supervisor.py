@@ -367,6 +367,8 @@ class Supervisor:
             charge=charge,
             overrun_ms=max(0, charge.debited_ms - order.reserved.reserved_ms),
             suspended_ms=suspended_ms(self.leased, released),
+            exclusivity="unverifiable",
+            telemetry={},
             rows=len(journal.rows),
             files=finish_files(self.directory, order.limits.output_bytes_max, self.secrets),
         )
