@@ -320,9 +320,9 @@ class Supervision:
         except subprocess.TimeoutExpired:
             return None
 
-    def stop(self, *, now: bool = False) -> None:
-        """Ask the supervisor to end the trial: after the kill grace, or at once."""
-        self._process.send_signal(STOP_NOW if now else signal.SIGTERM)
+    def stop(self, number: signal.Signals = signal.SIGTERM, *, now: bool = False) -> None:
+        """Ask the supervisor to end the trial, naming the signal that is the reason: after the kill grace, or at once."""
+        self._process.send_signal(STOP_NOW if now else number)
 
 
 def start(order: LaunchOrder) -> Supervision:
