@@ -16,7 +16,10 @@ from torch.nn import functional
 
 from experiments.checkpoint import (
     CONFIG_NAME,
+    COUNT_MAX,
+    HARMLESS,
     CheckpointError,
+    Fields,
     fill,
     positive_float,
     positive_int,
@@ -38,7 +41,21 @@ _UNDERSTOOD: Mapping[str, object] = {
     "mlp_class_name": "GatedMLP",
     "block_class_name": "SandwichBlock",
     "norm_class_name": "RMSNorm_llama",
+    "architecture_class_name": "RecurrentGPT",
+    "state_init": "like-init",
 }
+_HARMLESS = HARMLESS | {
+    "activation_checkpoint_impl",
+    "block_size",
+    "effective_expected_depth",
+    "init_orthogonal",
+    "init_strategy",
+    "mean_backprop_depth",
+    "num_hidden_layers",
+    "sampling_scheme",
+    "test_time_noise_type",
+}
+"""How the checkpoint was trained and initialised; the depth counts say again what the layer counts say."""
 _TIED_HEAD = "lm_head.weight"
 _EMBEDDING = "transformer.wte.weight"
 _DERIVED = ("freqs_cis",)
@@ -68,32 +85,61 @@ class HuginnConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> "HuginnConfig":
-        """Read official field names; other fields are ignored unless they would change the model's meaning."""
-        refuse_other_families(config, "huginn_raven")
-        refuse_other_values(config, _UNDERSTOOD)
-        width, heads = positive_int(config, "n_embd"), positive_int(config, "n_heads")
-        refuse_other_values(config, {"num_key_value_heads": heads})
+        """Read official field names; a field that is neither read nor known to be harmless is refused."""
+        fields = Fields(config)
+        refuse_other_families(fields, "huginn_raven")
+        refuse_other_values(fields, _UNDERSTOOD)
+        width, heads = positive_int(fields, "n_embd"), positive_int(fields, "n_heads", COUNT_MAX)
         if width % heads or (width // heads) % 2:
             raise CheckpointError(f"config: width {width} does not split into {heads} heads of an even dimension")
-        qk_bias = config.get("qk_bias")
+        qk_bias = fields.get("qk_bias")
         if not isinstance(qk_bias, bool):
             raise CheckpointError(f"config field qk_bias: expected true or false, found {qk_bias!r}")
-        tokens = positive_int(config, "vocab_size")
-        multiple = positive_int(config, "padding_multiple") if "padding_multiple" in config else 1
-        padded = positive_int(config, "padded_vocab_size") if "padded_vocab_size" in config else None
-        return cls(
+        prelude, core, coda = (
+            positive_int(fields, f"n_layers_in_{part}", COUNT_MAX) for part in ("prelude", "recurrent_block", "coda")
+        )
+        again = {"num_key_value_heads": heads, "num_attention_heads": heads, "head_dim": width // heads}
+        refuse_other_values(fields, again | {"hidden_size": width, "n_layers": prelude + core + coda})
+        _refuse_other_scales(fields, width)
+        parsed = cls(
             width=width,
-            inner=positive_int(config, "intermediate_size"),
-            vocabulary=padded or -(-tokens // multiple) * multiple,
-            prelude=positive_int(config, "n_layers_in_prelude"),
-            core=positive_int(config, "n_layers_in_recurrent_block"),
-            coda=positive_int(config, "n_layers_in_coda"),
-            loops=positive_int(config, "mean_recurrence"),
+            inner=positive_int(fields, "intermediate_size"),
+            vocabulary=_padded_vocabulary(fields),
+            prelude=prelude,
+            core=core,
+            coda=coda,
+            loops=positive_int(fields, "mean_recurrence", COUNT_MAX),
             heads=heads,
-            rope_base=positive_float(config, "rope_base"),
-            norm_eps=positive_float(config, "norm_eps"),
+            rope_base=positive_float(fields, "rope_base"),
+            norm_eps=positive_float(fields, "norm_eps"),
             qk_bias=qk_bias,
         )
+        fields.refuse_rest(_HARMLESS)
+        return parsed
+
+
+def _padded_vocabulary(config: Mapping[str, object]) -> int:
+    """Return the rows of the embedding: as stated, or the vocabulary rounded up to the padding."""
+    tokens = positive_int(config, "vocab_size")
+    multiple = positive_int(config, "padding_multiple") if "padding_multiple" in config else 1
+    padded = positive_int(config, "padded_vocab_size") if "padded_vocab_size" in config else None
+    if padded is not None and padded < tokens:
+        raise CheckpointError(f"config field padded_vocab_size: expected at least {tokens}, found {padded}")
+    return padded or -(-tokens // multiple) * multiple
+
+
+def _refuse_other_scales(config: Mapping[str, object], width: int) -> None:
+    """Raise CheckpointError where `init_values` scales the embedding or the latent by another rule than ours.
+
+    The other initial values were used once, before training.
+    """
+    values = config.get("init_values")
+    if values is None:
+        return
+    for name, expected in (("embed_scale", math.sqrt(width)), ("std", math.sqrt(2 / (5 * width)))):
+        found = values.get(name, expected) if isinstance(values, dict) else values
+        if not isinstance(found, int | float) or not 0.9999 * expected <= found <= 1.0001 * expected:
+            raise CheckpointError(f"config field init_values: expected {name} = {expected:.6g}, found {found!r:.80}")
 
 
 class HuginnAttention(nn.Module):
@@ -257,7 +303,7 @@ def load(folder: Path, dtype: torch.dtype, device: str = "cpu") -> Huginn:
         model = Huginn(config)
     tensors = {name: tensor for name, tensor in read_tensors(folder).items() if name not in _DERIVED}
     head, embedding = tensors.pop(_TIED_HEAD, None), tensors.get(_EMBEDDING)
-    if head is not None and (embedding is None or not torch.equal(head, embedding)):
+    if head is not None and (embedding is None or head.dtype != embedding.dtype or not torch.equal(head, embedding)):
         raise CheckpointError(f"{_TIED_HEAD}: expected the tied embedding {_EMBEDDING}, found other values")
     fill(model, tensors, dtype, device)
     return model

@@ -13,27 +13,34 @@ from torch import Tensor, nn
 
 from experiments.checkpoint import (
     CONFIG_NAME,
+    COUNT_MAX,
+    HARMLESS,
+    LLAMA_LIKE,
     CheckpointError,
+    Fields,
     fill,
     positive_float,
     positive_int,
     read_heads,
     read_object,
+    read_rope_theta,
     read_tensors,
     refuse_other_families,
     refuse_other_values,
+    refuse_windows,
 )
 from experiments.family import Attend, LoopedModel, run_call
 from experiments.latent import refuse_latent
 from experiments.layers import LlamaAttention, RMSNorm, SwiGLU, Turn, rotation
 
-_UNDERSTOOD: Mapping[str, object] = {
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "rope_scaling": None,
-    "attention_bias": False,
-    "mlp_bias": False,
+_SWITCHES: Mapping[str, object] = {
+    "enable_double_loop_split": False,
+    "enable_depth_attention": False,
+    "loop_share_kv": False,
 }
+"""Features of the published code that have no weights of their own, so that only the config gives them away."""
+_WEIGHTED_FEATURES = ("ngram", "hyper_connection", "depth_attention", "double_loop_split")
+"""Features that the published checkpoint leaves off: numbers that belong to one say nothing while nothing is true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +61,46 @@ class NanbeigeConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> "NanbeigeConfig":
-        """Read official field names; other fields are ignored unless they would change the model's meaning."""
-        refuse_other_families(config, "nanbeige")
-        refuse_other_values(config, _UNDERSTOOD)
-        heads = read_heads(config)
-        skip = config.get("skip_loop_final_norm", False)
+        """Read official field names; a field that is neither read nor known to be harmless is refused."""
+        fields = Fields(config)
+        refuse_other_families(fields, "nanbeige")
+        refuse_other_values(fields, {**LLAMA_LIKE, **_SWITCHES})
+        refuse_windows(fields)
+        heads = read_heads(fields)
+        skip = fields.get("skip_loop_final_norm", False)
         if not isinstance(skip, bool):
             raise CheckpointError(f"config field skip_loop_final_norm: expected true or false, found {skip!r}")
-        return cls(
-            width=positive_int(config, "hidden_size"),
-            inner=positive_int(config, "intermediate_size"),
-            vocabulary=positive_int(config, "vocab_size"),
-            layers=positive_int(config, "num_hidden_layers"),
-            loops=positive_int(config, "num_loops"),
+        loops = positive_int(fields, "num_loops", COUNT_MAX)
+        _refuse_other_loops(fields, loops)
+        parsed = cls(
+            width=positive_int(fields, "hidden_size"),
+            inner=positive_int(fields, "intermediate_size"),
+            vocabulary=positive_int(fields, "vocab_size"),
+            layers=positive_int(fields, "num_hidden_layers", COUNT_MAX),
+            loops=loops,
             heads=heads.query,
             key_value_heads=heads.key_value,
             head_dim=heads.dim,
-            rope_theta=positive_float(config, "rope_theta"),
-            norm_eps=positive_float(config, "rms_norm_eps"),
+            rope_theta=read_rope_theta(fields),
+            norm_eps=positive_float(fields, "rms_norm_eps"),
             skip_loop_final_norm=skip,
         )
+        fields.refuse_rest(HARMLESS | {name for name, value in config.items() if _of_a_feature(name, value)})
+        return parsed
+
+
+def _refuse_other_loops(config: Mapping[str, object], loops: int) -> None:
+    """Raise CheckpointError unless `loop_loss_weights`, one for each further loop, mean the same number of loops."""
+    further = config.get("loop_loss_weights")
+    if further and (not isinstance(further, list) or len(further) != loops - 1):
+        raise CheckpointError(
+            f"config field loop_loss_weights: expected one for each loop after the first of {loops}, "
+            f"found {further!r:.80}"
+        )
+
+
+def _of_a_feature(name: str, value: object) -> bool:
+    return value is not True and any(feature in name for feature in _WEIGHTED_FEATURES)
 
 
 class NanbeigeLayer(nn.Module):

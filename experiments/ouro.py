@@ -13,26 +13,27 @@ from torch import Tensor, nn
 
 from experiments.checkpoint import (
     CONFIG_NAME,
+    COUNT_MAX,
+    HARMLESS,
+    LLAMA_LIKE,
+    Fields,
     fill,
     positive_float,
     positive_int,
     read_heads,
     read_object,
+    read_rope_theta,
     read_tensors,
     refuse_other_families,
     refuse_other_values,
+    refuse_windows,
 )
 from experiments.family import Attend, LoopedModel, run_call
 from experiments.latent import refuse_latent
 from experiments.layers import LlamaAttention, RMSNorm, SwiGLU, Turn, rotation
 
-_UNDERSTOOD: Mapping[str, object] = {
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "rope_scaling": None,
-    "attention_bias": False,
-}
+_HARMLESS = HARMLESS | {"early_exit_threshold", "early_exit_step"}
+"""At a fixed depth nobody exits early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +53,26 @@ class OuroConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, object]) -> "OuroConfig":
-        """Read official field names; other fields are ignored unless they would change the model's meaning."""
-        refuse_other_families(config, "ouro")
-        refuse_other_values(config, _UNDERSTOOD)
-        heads = read_heads(config)
-        return cls(
-            width=positive_int(config, "hidden_size"),
-            inner=positive_int(config, "intermediate_size"),
-            vocabulary=positive_int(config, "vocab_size"),
-            layers=positive_int(config, "num_hidden_layers"),
-            loops=positive_int(config, "total_ut_steps"),
+        """Read official field names; a field that is neither read nor known to be harmless is refused."""
+        fields = Fields(config)
+        refuse_other_families(fields, "ouro")
+        refuse_other_values(fields, LLAMA_LIKE)
+        refuse_windows(fields)
+        heads = read_heads(fields)
+        parsed = cls(
+            width=positive_int(fields, "hidden_size"),
+            inner=positive_int(fields, "intermediate_size"),
+            vocabulary=positive_int(fields, "vocab_size"),
+            layers=positive_int(fields, "num_hidden_layers", COUNT_MAX),
+            loops=positive_int(fields, "total_ut_steps", COUNT_MAX),
             heads=heads.query,
             key_value_heads=heads.key_value,
             head_dim=heads.dim,
-            rope_theta=positive_float(config, "rope_theta"),
-            norm_eps=positive_float(config, "rms_norm_eps"),
+            rope_theta=read_rope_theta(fields),
+            norm_eps=positive_float(fields, "rms_norm_eps"),
         )
+        fields.refuse_rest(_HARMLESS)
+        return parsed
 
 
 class OuroLayer(nn.Module):
