@@ -4,6 +4,8 @@ Each device has one fixed file, never unlinked, in a folder shared by the whole 
 the device. The descriptor is passed into the trial's process tree, so that the lease outlives a killed supervisor
 while a descendant keeps it. What the file says is for people and for the next holder: who holds it, since when, and
 what the last one left behind if it did not end in order.
+
+Beside it stands the device's quarantine: words on why nobody may use it until a person has looked at it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pydantic import ValidationError
 
 from capsule.core.errors import BusyError, MachineError
 from capsule.core.schema import Model, Natural
-from capsule.host.durable import read_regular
+from capsule.host.durable import read_regular, sync, sync_directory
 
 SHARED = 0o1777
 NETWORK_FILE_SYSTEMS = {
@@ -40,6 +42,8 @@ NETWORK_FILE_SYSTEMS = {
     0x5346414F: "AFS",
 }
 """File systems by their magic number whose `flock` may not hold between processes or machines."""
+GLANCE_SECONDS = 0.1
+"""How long a lock that is wanted may be held by somebody who only looks whether it is held."""
 
 
 class Holder(Model):
@@ -51,6 +55,15 @@ class Holder(Model):
     since: str
     token: str
     baseline: dict[str, int | str | None]
+
+
+class Quarantine(Model):
+    """Why a device may not be used, by which attempt that was found, and since when."""
+
+    words: str
+    attempt: str
+    protocol: str
+    since: str
 
 
 @dataclass
@@ -112,9 +125,18 @@ def lease_directory() -> Path:
 
 def lease_path(directory: Path, device: str) -> Path:
     """Return the lease file of a device."""
+    return directory / f"{_checked(device)}.lease"
+
+
+def quarantine_path(directory: Path, device: str) -> Path:
+    """Return the quarantine file of a device."""
+    return directory / f"{_checked(device)}.quarantine.json"
+
+
+def _checked(device: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", device) or device.startswith("."):
         raise MachineError(f"expected a device name of letters, digits, `-`, `_` and `.`, found {device!r}")
-    return directory / f"{device}.lease"
+    return device
 
 
 def take(
@@ -143,17 +165,13 @@ def take(
 
 
 def _take(directory: Path, devices: Sequence[str], holder: Holder) -> Lease:
-    import fcntl
-
     lease = Lease({}, {})
     try:
         for device in sorted(devices):
             path = lease.paths[device] = lease_path(directory, device)
-            descriptor = lease.descriptors[device] = _open(path)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(_busy_words(device, read_holder(path)), hint=_HINT_BUSY) from None
+            descriptor = lease.descriptors[device] = open_shared(path)
+            if not lock(descriptor):
+                raise BusyError(_busy_words(device, read_holder(path)), hint=_HINT_BUSY)
             left = read_holder(path)
             if left is not None:
                 lease.inherited[device] = left
@@ -166,6 +184,40 @@ def _take(directory: Path, devices: Sequence[str], holder: Holder) -> Lease:
         lease.release()
         raise
     return lease
+
+
+def lock(descriptor: int) -> bool:
+    """Take the lock, also from under somebody who only looks at it; whether it was had."""
+    import fcntl
+
+    until = time.monotonic() + GLANCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock of a file; a file that is not there, or cannot be read, is held by nobody."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -184,6 +236,74 @@ def _busy_words(device: str, holder: Holder | None) -> str:
         return f"device {device} is held by another process, which has not said who it is"
     who = f"attempt {holder.attempt} of {holder.protocol}, pid {holder.pid}"
     return f"device {device} is held by {who}, since {holder.since}"
+
+
+# Quarantine.
+
+
+def quarantine(directory: Path, device: str, *, words: str, attempt: str, protocol: str, since: str) -> None:
+    """Keep a device from being used until it is readmitted; durable when this returns, newer words replace older.
+
+    The file is written in place, since other users may not replace or remove it in a folder that all share.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    check_directory(directory)
+    path = quarantine_path(directory, device)
+    data = Quarantine(words=words, attempt=attempt, protocol=protocol, since=since).to_bytes()
+    descriptor = open_shared(path)
+    try:
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+        sync(descriptor)
+        sync_directory(directory)
+    except OSError as error:
+        raise MachineError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def quarantined(directory: Path, device: str) -> Quarantine | None:
+    """Return why a device may not be used, or None; a file that cannot be read counts, an empty one does not."""
+    path = quarantine_path(directory, device)
+    try:
+        data = read_regular(path)
+        if data is None and os.path.lexists(path):
+            raise OSError(errno.EACCES, "not a regular file that can be read")
+        return Quarantine.model_validate(json.loads(data)) if data else None
+    except (OSError, ValueError, ValidationError) as error:
+        words = error.strerror if isinstance(error, OSError) else "it is damaged"
+        return Quarantine(words=f"{path} cannot be read: {words}", attempt="?", protocol="?", since="?")
+
+
+def readmit(directory: Path, device: str) -> bool:
+    """Lift a device's quarantine; whether there was one.
+
+    Raises:
+        MachineError: it cannot be lifted.
+    """
+    if quarantined(directory, device) is None:
+        return False
+    path = quarantine_path(directory, device)
+    try:
+        try:
+            path.unlink()
+        except PermissionError:
+            os.truncate(path, 0)
+        sync_directory(directory)
+    except OSError as error:
+        raise MachineError(f"{path}: cannot be removed: {error.strerror}", hint="its owner or root may") from error
+    return True
+
+
+def known_devices(directory: Path) -> list[str]:
+    """Return the devices that have a lease or a quarantine file, also those that are not there any more."""
+    names = [path.name for pattern in ("*.lease", "*.quarantine.json") for path in directory.glob(pattern)]
+    return sorted({name.removesuffix(".lease").removesuffix(".quarantine.json") for name in names})
+
+
+# Folder and files.
 
 
 def check_directory(directory: Path) -> None:
@@ -212,8 +332,8 @@ def check_directory(directory: Path) -> None:
         )
 
 
-def _open(path: Path) -> int:
-    """Open a lease file; creating comes last, since sticky folders refuse it for another user's file."""
+def open_shared(path: Path) -> int:
+    """Open a file that every user may write; creating comes last: sticky folders refuse it for another user's file."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
@@ -227,7 +347,7 @@ def _open(path: Path) -> int:
             return descriptor
     except OSError as error:
         raise MachineError(
-            f"{path}: cannot hold a device lease: {error.strerror}",
+            f"{path}: cannot hold a device lease or a lock: {error.strerror}",
             hint="the file must be a plain one that everyone may read and write",
         ) from error
 

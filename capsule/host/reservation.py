@@ -1,15 +1,64 @@
-"""Taking the worst case of an attempt from the budget, before anything starts."""
+"""Taking the worst case of an attempt from the budget, before anything starts, by one command of a protocol at a time.
+
+Who may reserve is decided by a lock that dies with its holder; what may be reserved by the ledger under its own lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from capsule.core.attempt import Account, Clock, Refused, Reserved
 from capsule.core.errors import BudgetError, RefusedError
+from capsule.core.schema import Model, Natural
 from capsule.host.clock import ClockSource, read_clock
+from capsule.host.durable import read_regular
+from capsule.host.lease import is_held, lock, open_shared
 from capsule.host.ledger import Ledger, Position, Transaction
+
+
+class Worker(Model):
+    """The command that works on a protocol, as its lock file says."""
+
+    pid: Natural
+    since: str
+
+
+@contextmanager
+def alone(path: Path, worker: Worker) -> Iterator[Worker | None]:
+    """Give None while this process has a protocol to itself, by the lock of the file `path`; else who has it.
+
+    Raises:
+        MachineError: the file cannot be used.
+    """
+    descriptor = open_shared(path)
+    try:
+        if not lock(descriptor):
+            yield at_work(path) or Worker(pid=0, since="?")
+            return
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, worker.to_bytes(), 0)
+        yield None
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def at_work(path: Path) -> Worker | None:
+    """Return who has a protocol to itself; None when nobody has."""
+    if not is_held(path):
+        return None
+    try:
+        return Worker.model_validate(json.loads(read_regular(path) or b""))
+    except (OSError, ValueError, ValidationError):
+        return Worker(pid=0, since="?")
 
 
 @dataclass(frozen=True)
@@ -53,7 +102,7 @@ def reserve(
             )
         attempt = account.next_attempt()
         now = clock()
-        refusal = _refusal(account, asked, budget_ms, attempts_max) or _late(now, not_after)
+        refusal = refusal_of(account, asked, budget_ms, attempts_max) or _late(now, not_after)
         if refusal is not None:
             reason, words = refusal
             refused = Refused(
@@ -75,7 +124,8 @@ def _late(now: Clock, not_after: str | None) -> tuple[str, str] | None:
     return "not_after", f"the protocol allows no attempt after {not_after}"
 
 
-def _refusal(account: Account, asked: Reserved, budget_ms: int, attempts_max: int) -> tuple[str, str] | None:
+def refusal_of(account: Account, asked: Reserved, budget_ms: int, attempts_max: int) -> tuple[str, str] | None:
+    """Return why a ledger allows no such reservation now, as a word and in words; None if it does."""
     held = account.held_ms(asked.unit, pilot=asked.pilot)
     kind = "pilot " if asked.pilot else ""
     if held + asked.reserved_ms > budget_ms:

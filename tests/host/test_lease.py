@@ -12,7 +12,21 @@ import pytest
 
 from capsule.core.errors import BusyError, MachineError
 from capsule.host import lease as lease_module
-from capsule.host.lease import Holder, lease_directory, lease_path, network_file_system, read_holder, take
+from capsule.host.lease import (
+    Holder,
+    Quarantine,
+    is_held,
+    known_devices,
+    lease_directory,
+    lease_path,
+    network_file_system,
+    quarantine,
+    quarantine_path,
+    quarantined,
+    read_holder,
+    readmit,
+    take,
+)
 from capsule.host.process import lock_owners
 
 ME = Holder(
@@ -144,3 +158,129 @@ def test_a_pipe_in_place_of_a_lease_file_is_refused_at_once(tmp_path: Path) -> N
     assert read_holder(tmp_path / "CPU-0.lease") is None
     with pytest.raises(MachineError, match="cannot hold a device lease"):
         take(tmp_path, ["CPU-0"], ME)
+
+
+def test_several_devices_are_locked_in_one_order_whatever_the_order_of_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    original = lease_module.open_shared
+    monkeypatch.setattr(lease_module, "open_shared", lambda path: opened.append(path.name) or original(path))
+    take(tmp_path, ["GPU-c", "GPU-a", "GPU-b"], ME).release()
+    assert opened == ["GPU-a.lease", "GPU-b.lease", "GPU-c.lease"]
+
+
+def test_many_who_race_for_two_devices_get_both_or_neither(tmp_path: Path) -> None:
+    """Whoever asks in whatever order, one at a time holds both, and all of them come to their turn."""
+    inside: list[int] = []
+    seen: list[int] = []
+
+    def work(number: int) -> None:
+        devices = ["GPU-a", "GPU-b"] if number % 2 else ["GPU-b", "GPU-a"]
+        held = take(tmp_path, devices, ME, wait_ms=30_000)
+        inside.append(number)
+        seen.append(len(inside))
+        time.sleep(0.02)
+        inside.remove(number)
+        held.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert seen == [1] * 6
+
+
+def test_looking_at_a_lease_takes_it_from_nobody(tmp_path: Path) -> None:
+    """However often somebody looks whether a device is held, a free one can be taken."""
+    take(tmp_path, ["GPU-a"], ME).release()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            is_held(lease_path(tmp_path, "GPU-a"))
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    for _ in range(50):
+        take(tmp_path, ["GPU-a"], ME).release()
+    over.set()
+    for thread in looking:
+        thread.join()
+    held = take(tmp_path, ["GPU-a"], ME)
+    assert is_held(lease_path(tmp_path, "GPU-a"))
+    held.release()
+    assert not is_held(lease_path(tmp_path, "GPU-a"))
+    assert not is_held(lease_path(tmp_path, "GPU-z"))
+
+
+# Quarantine.
+
+WHY = Quarantine(words="4096 bytes in use", attempt="a000003", protocol="0001-x", since="2026-01-02T03:04:05.678Z")
+
+
+def put_aside(directory: Path, device: str, quarantined: Quarantine = WHY) -> None:
+    quarantine(directory, device, **quarantined.to_json())
+
+
+def test_a_quarantine_is_kept_until_it_is_lifted(tmp_path: Path) -> None:
+    assert quarantined(tmp_path, "GPU-a") is None
+    assert not readmit(tmp_path, "GPU-a")
+    put_aside(tmp_path / "new", "GPU-a")
+    assert quarantined(tmp_path / "new", "GPU-a") == WHY
+    assert quarantined(tmp_path / "new", "GPU-b") is None
+    assert stat.S_IMODE(quarantine_path(tmp_path / "new", "GPU-a").stat().st_mode) == 0o666
+    newer = WHY.model_copy(update={"words": "gone"})
+    put_aside(tmp_path / "new", "GPU-a", newer)
+    assert quarantined(tmp_path / "new", "GPU-a") == newer
+    assert readmit(tmp_path / "new", "GPU-a")
+    assert quarantined(tmp_path / "new", "GPU-a") is None
+
+
+def test_another_users_quarantine_can_be_lifted_though_its_file_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sticky folder only the owner removes a file; whoever may write it can empty it."""
+    put_aside(tmp_path, "GPU-a")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "not yours", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        assert readmit(tmp_path, "GPU-a")
+    assert quarantine_path(tmp_path, "GPU-a").exists()
+    assert quarantined(tmp_path, "GPU-a") is None
+    put_aside(tmp_path, "GPU-a")
+    assert quarantined(tmp_path, "GPU-a") == WHY
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"words": 1}', b"\xff"])
+def test_a_damaged_quarantine_still_keeps_the_device_away(tmp_path: Path, data: bytes) -> None:
+    quarantine_path(tmp_path, "GPU-a").write_bytes(data)
+    found = quarantined(tmp_path, "GPU-a")
+    assert found is not None
+    assert "damaged" in found.words
+    assert readmit(tmp_path, "GPU-a")
+    assert quarantined(tmp_path, "GPU-a") is None
+
+
+def test_a_link_or_pipe_in_place_of_a_quarantine_is_not_followed_and_counts(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    quarantine_path(tmp_path, "GPU-a").symlink_to(tmp_path / "empty")
+    os.mkfifo(quarantine_path(tmp_path, "GPU-b"))
+    for device in ("GPU-a", "GPU-b"):
+        assert quarantined(tmp_path, device) is not None
+        with pytest.raises(MachineError):
+            put_aside(tmp_path, device)
+        assert readmit(tmp_path, device)
+
+
+def test_devices_are_known_by_what_runs_left_about_them(tmp_path: Path) -> None:
+    assert known_devices(tmp_path / "nowhere") == []
+    take(tmp_path, ["GPU-b"], ME).release()
+    put_aside(tmp_path, "GPU-a")
+    put_aside(tmp_path, "GPU-b")
+    assert known_devices(tmp_path) == ["GPU-a", "GPU-b"]
