@@ -37,7 +37,11 @@ class Scores:
 def score(
     states: Sequence[Tensor], head_VC: Tensor, targets_N: Tensor, *, tile_elements: int = TILE_ELEMENTS_MAX
 ) -> Scores:
-    """Score each target from the states [N, C] of every supervised loop, ascending; the last is the terminal loop."""
+    """Score each target from the states [N, C] of every supervised loop, ascending; the last is the terminal loop.
+
+    A target outside the vocabulary has no probability: its log-probability is NaN. Schedules refuse it beforehand, by
+    name; to raise here would make the host wait for the device once a wave.
+    """
     stacked_MC = torch.cat(tuple(states)) if len(states) > 1 else states[0]
     targets_M = targets_N.repeat(len(states)) if len(states) > 1 else targets_N
     first_terminal = len(targets_M) - len(targets_N)
@@ -92,6 +96,7 @@ def _forward_rows(
     """
     rows, dtype = states_MC.shape[0], wide(states_MC.dtype)
     hit, total, moment, top = torch.zeros((4, rows), dtype=dtype, device=states_MC.device)
+    hit = hit.masked_fill((targets_M < 0) | (targets_M >= head_VC.shape[0]), torch.nan)
     top = top + LOWEST
     moment = moment[terminal:]
     for tile in _tiles(head_VC.shape[0], rows, tile_elements):

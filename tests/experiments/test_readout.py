@@ -103,3 +103,15 @@ def test_neither_pass_ever_holds_tokens_times_vocabulary():
         (scores.log_probs_NS.sum() + scores.terminal_entropy_N.sum()).backward()
     assert largest <= max(5000, head.numel())
     assert largest * 100 < 2 * 500 * 2000
+
+
+@pytest.mark.parametrize("target", [-100, -1, 23])
+def test_a_target_outside_the_vocabulary_has_no_probability(target):
+    """Never the log-probability of a logit of zero; the other rows are as they were."""
+    states, head, targets, _ = draw()
+    right = score(states, head, targets, tile_elements=40).log_probs_NS
+    targets[3] = target
+    found = score(states, head, targets, tile_elements=40).log_probs_NS
+    assert found[3].isnan().all()
+    others = [0, 1, 2, 4, 5, 6]
+    assert torch.equal(found[others], right[others])
