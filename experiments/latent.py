@@ -55,6 +55,10 @@ class Latent(Protocol):
         """Return [stop - start, width] on the CPU, in fp32 or as given, for a sequence whose prompt has `prompt`."""
         ...
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what it reads its rows from and somebody could write to; nothing where rows are drawn from a key."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLatent:
@@ -69,6 +73,10 @@ class PositionLatent:
     def rows(self, start: int, stop: int, prompt: int, width: int) -> Tensor:
         """Draw from (seed, position); `prompt` makes no difference."""
         return draw(self.seed, start, stop, width)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return nothing: a key never changes."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,10 @@ class TwoKeyLatent:
         border = min(max(prompt, start), stop)
         parts = [draw(self.prompt_seed, start, border, width), draw(self.response_seed, border, stop, width)]
         return torch.cat(parts)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return nothing: keys never change."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +120,10 @@ class GivenLatent:
                 f"given latent: expected {stop} positions of width {width}, found {list(self.table_TC.shape)}"
             )
         return self.table_TC[start:stop]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the table."""
+        return (self.table_TC,)
 
 
 def draw(seed: int, start: int, stop: int, width: int) -> Tensor:

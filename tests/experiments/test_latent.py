@@ -79,6 +79,12 @@ def test_a_given_table_is_identified_by_its_prompt_rows():
     assert GivenLatent(table).identity(6) != GivenLatent(table.double()).identity(6)
 
 
+def test_a_table_can_be_watched_and_a_key_needs_no_watching():
+    table = draw(5, 0, 10, WIDTH)
+    assert [tensor is table for tensor in GivenLatent(table).tensors()] == [True]
+    assert PositionLatent(5).tensors() == TwoKeyLatent(5, 1).tensors() == ()
+
+
 def test_packing_keeps_every_sequences_own_rows():
     latents = [PositionLatent(5), TwoKeyLatent(5, 2), PositionLatent(5)]
     ranges = [(0, 7), (2, 5), (4, 9)]
