@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from experiments import waves
 from experiments.attention import dot_product
 from experiments.batch import Group, Response, latent_rows, microbatches
 from experiments.contract import PLAIN, Contract, Options
 from experiments.family import LoopedModel
 from experiments.objective import Loss
-from experiments.prefix import Wave
 from experiments.readout import Scores, score
 
 
@@ -29,13 +29,13 @@ def accumulate(
     backward, so that `microbatch`, which must still be positive, changes nothing.
     """
     microbatches(len(group.responses), microbatch)
-    contract, loops = Contract(model, group, options), objective.supervised_loops(model.loops)
-    total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    for index, slice_D in enumerate(weights):
-        response = contract.claim(index)
-        if len(response):
-            scores = score_response(model, group.prompt_P, response, loops, rematerialise=options.rematerialise)
-            total += Wave(contract, objective.loss(scores, [response], [slice_D], model.loops)).backward()
+    contract = Contract(model, group, objective.supervised_loops(model.loops), options)
+
+    def score_alone(responses: Sequence[Response]) -> Scores:
+        (response,) = responses
+        return score_response(model, group.prompt_P, response, contract.loops, rematerialise=options.rematerialise)
+
+    total = waves.run(contract, weights, objective, 1, score_alone)
     contract.finish()
     return total
 

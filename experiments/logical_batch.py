@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from experiments.batch import Group
-from experiments.contract import PLAIN, Options
+from experiments.contract import PLAIN, Options, PolicyVersionError
 from experiments.errors import ExperimentError
 from experiments.family import LoopedModel
-from experiments.objective import Loss
+from experiments.objective import Loss, refuse_infinite, refuse_misshapen
 from experiments.plan import Plan, plan
 from experiments.schedules import SCHEDULES
 
@@ -48,11 +48,18 @@ def accumulate(
     """Add the gradient of a logical batch to the parameters' `.grad`; the optimizer steps afterwards, never before.
 
     Weights are computed once over all groups and sliced, so neither groups nor microbatches change the objective.
+    Raises UnknownScheduleError, PolicyVersionError where responses of any two groups were sampled by different
+    versions, WeightError for weights that are not one finite [D] a response, and whatever the schedule refuses.
     """
     if schedule not in SCHEDULES:
         raise UnknownScheduleError(f"schedule: expected one of {', '.join(SCHEDULES)}, found {schedule!r}")
     device = model.head_VC.device
-    weights = [part.to(device) for part in objective.token_weights([n for group in groups for n in group.lengths])]
+    _refuse_mixed_policies(groups, options)
+    lengths = [length for group in groups for length in group.lengths]
+    found = objective.token_weights(lengths)
+    refuse_misshapen(found, lengths)
+    refuse_infinite(found)
+    weights = [slice_D.to(device) for slice_D in found]
     total, start = torch.zeros((), dtype=torch.float64, device=device), 0
     for group in groups:
         stop = start + len(group.responses)
@@ -61,3 +68,16 @@ def accumulate(
         start = stop
     plans = tuple(plan(model, group) for group in groups) if schedule == "prefix-packed" else ()
     return Accumulated(total, plans)
+
+
+def _refuse_mixed_policies(groups: Sequence[Group], options: Options) -> None:
+    """Raise where two responses, or a response and `options`, tell different versions of the policy."""
+    expected = options.policy_version
+    for place, group in enumerate(groups):
+        for index, response in enumerate(group.responses):
+            version = response.origin.policy_version if response.origin else expected
+            expected = version if expected is None else expected
+            if version != expected:
+                raise PolicyVersionError(
+                    f"group {place}, response {index}: expected policy version {expected}, found {version}"
+                )

@@ -25,6 +25,10 @@ class ObjectiveError(ExperimentError):
     """A coefficient without meaning, or a logical batch without a response token."""
 
 
+class WeightError(ObjectiveError):
+    """Token weights that do not belong to their responses."""
+
+
 class Loss(Protocol):
     """What a schedule needs of a loss; `Objective` is one, a trainer may bring its own.
 
@@ -38,7 +42,7 @@ class Loss(Protocol):
     def loss(self, scores: Scores, responses: Sequence[Response], weights: Sequence[Tensor], loops: int) -> Tensor:
         """Return these responses' share of the logical batch's loss, a scalar.
 
-        `weights` is what the caller gave the schedule for them: one tensor a response.
+        `weights` is what the caller gave the schedule for them: one tensor [D] a response.
         """
         ...
 
@@ -114,6 +118,29 @@ class Objective:
         penalty_N = gap_N.expm1() - gap_N
         per_token_N = self.kl_coefficient * penalty_N - advantages_N * credited_N - self.entropy_coefficient * entropy_N
         return (weights_N * per_token_N).sum()
+
+
+def refuse_misshapen(weights: Sequence[Tensor], lengths: Sequence[int]) -> None:
+    """Raise WeightError unless `weights` holds one constant float tensor [D] for each response of D tokens."""
+    if len(weights) != len(lengths):
+        raise WeightError(
+            f"token weights: expected one slice for each of {len(lengths)} responses, found {len(weights)}"
+        )
+    for index, (slice_D, length) in enumerate(zip(weights, lengths, strict=True)):
+        if slice_D.shape != (length,) or not slice_D.is_floating_point() or slice_D.requires_grad:
+            raise WeightError(
+                f"token weights of response {index}: expected constant floats of shape [{length}], found "
+                f"{str(slice_D.dtype).removeprefix('torch.')} {list(slice_D.shape)}"
+            )
+
+
+def refuse_infinite(weights: Sequence[Tensor]) -> None:
+    """Raise WeightError where a weight is not finite; the host waits once for the device that holds them."""
+    if weights and not bool(torch.cat(tuple(weights)).isfinite().all()):
+        index = next(index for index, slice_D in enumerate(weights) if not bool(slice_D.isfinite().all()))
+        raise WeightError(
+            f"token weights of response {index}: expected finite numbers, found {weights[index].tolist()}"
+        )
 
 
 PUBLISHED_ALPHA = 1.5

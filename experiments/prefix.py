@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from experiments.attention import dot_product
-from experiments.batch import Group, Response, latent_rows
-from experiments.contract import PLAIN, Contract, ContractError, Options, PrefixFinishedError, shared_identity
+from experiments.batch import Group, latent_rows
+from experiments.contract import PLAIN, Contract, ContractError, Options, shared_identity
 from experiments.family import LoopedModel
 from experiments.layers import wide
 
@@ -61,7 +61,7 @@ class SharedPrefix:
 
     def __init__(self, model: LoopedModel, group: Group, loops: Sequence[int], options: Options = PLAIN) -> None:
         self.model, self.group, self.loops, self.options = model, group, tuple(loops), options
-        self.contract = Contract(model, group, options)
+        self.contract = Contract(model, group, loops, options)
         shared_identity(group)
         prompt = len(group.prompt_P)
         capture = CapturingCausal()
@@ -84,34 +84,11 @@ class SharedPrefix:
             first=leaves[2 * calls :],
         )
 
-    def claim(self, index: int) -> Response:
-        """Return a response that a suffix pass is about to cover; each may be claimed once."""
-        return self.contract.claim(index)
-
     def finish(self) -> None:
         """Run phase C: add the prompt's part to the parameters' `.grad` and let go of the graph."""
         self.contract.finish()
         self._cut.backward()
-
-
-class Wave:
-    """Phase B of some responses: the forward pass has run, the backward pass runs once."""
-
-    def __init__(self, contract: Contract, loss: Tensor | None) -> None:
-        self._contract = contract
-        self._loss = torch.zeros((), device=contract.group.prompt_P.device) if loss is None else loss
-        self._done = False
-
-    def backward(self) -> Tensor:
-        """Add this wave's gradient and return its detached share of the loss, a scalar; 0 without tokens."""
-        self._contract.check()
-        if self._done:
-            raise PrefixFinishedError("expected an open wave, found that its backward pass has already run")
-        self._done, loss = True, self._loss
-        self._loss = loss.detach()
-        if loss.requires_grad:
-            (loss * self._contract.options.loss_scale).backward()  # type: ignore[no-untyped-call]
-        return self._loss
+        self.contract.note_gradients()
 
 
 class CapturingCausal:

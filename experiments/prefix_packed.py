@@ -5,19 +5,21 @@ to whole replay or to the prelude's own schedule.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
-import torch
 from torch import Tensor
 
-from experiments import full_packed, prelude_packed
+from experiments import full_packed, prelude_packed, waves
 from experiments.attention import prefixed
-from experiments.batch import Group, microbatches
+from experiments.batch import Group, Response
 from experiments.contract import PLAIN, Options
 from experiments.family import LoopedModel
 from experiments.objective import Loss
 from experiments.plan import Sharing, plan
-from experiments.prefix import SharedPrefix, Wave
+from experiments.prefix import SharedPrefix
+from experiments.readout import Scores
 from experiments.suffixes import Suffixes
+from experiments.waves import Wave
 
 
 def accumulate(
@@ -51,28 +53,21 @@ def share(
     options: Options = PLAIN,
 ) -> Tensor:
     """Do what `accumulate` does by sharing the complete prompt, whether or not that pays."""
-    parts = microbatches(len(group.responses), microbatch)
     shared = SharedPrefix(model, group, objective.supervised_loops(model.loops), options)
-    total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    for part in parts:
-        total += open_wave(shared, part, weights, objective).backward()
+    total = waves.run(shared.contract, weights, objective, microbatch, partial(score_suffixes, shared))
     shared.finish()
     return total
 
 
 def open_wave(shared: SharedPrefix, indices: Sequence[int], weights: Sequence[Tensor], objective: Loss) -> Wave:
-    """Run the forward pass of phase B for some responses of the group.
+    """Run the forward pass of phase B for some responses of the group; see `waves.open_wave`."""
+    return waves.open_wave(shared.contract, indices, weights, objective, partial(score_suffixes, shared))
 
-    `weights` holds the whole group's slices. Empty responses count as covered and add nothing.
-    """
-    covered = [(shared.claim(index), weights[index]) for index in indices]
-    shared.contract.check()
-    filled = [pair for pair in covered if len(pair[0])]
-    if not filled:
-        return Wave(shared.contract, None)
-    responses, slices = zip(*filled, strict=True)
-    suffixes, model, boundary = Suffixes(len(shared.group.prompt_P), responses), shared.model, shared.boundary
-    later = None
+
+def score_suffixes(shared: SharedPrefix, responses: Sequence[Response]) -> Scores:
+    """Return the scores of all tokens of some non-empty responses, in order, from one packed pass of their suffixes."""
+    model, boundary = shared.model, shared.boundary
+    suffixes, later = Suffixes(len(shared.group.prompt_P), responses), None
     if suffixes.lengths:
         later = model.readout_states(
             suffixes.tokens(),
@@ -82,5 +77,4 @@ def open_wave(shared: SharedPrefix, indices: Sequence[int], weights: Sequence[Te
             suffixes.latents(model),
             rematerialise=shared.options.rematerialise,
         )
-    scores = suffixes.score(model, boundary.first, later)
-    return Wave(shared.contract, objective.loss(scores, responses, slices, model.loops))
+    return suffixes.score(model, boundary.first, later)

@@ -5,17 +5,20 @@ bounds how many suffix graphs are alive at once and changes no result.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from experiments import waves
 from experiments.attention import PrefixedCausal
-from experiments.batch import Group, Response, latent_rows, microbatches
+from experiments.batch import Group, Response, latent_rows
 from experiments.contract import PLAIN, Options
 from experiments.family import LoopedModel
 from experiments.objective import Loss
-from experiments.prefix import SharedPrefix, Wave
-from experiments.readout import score
+from experiments.prefix import SharedPrefix
+from experiments.readout import Scores, score
+from experiments.waves import Wave
 
 
 def accumulate(
@@ -31,31 +34,22 @@ def accumulate(
 
     `weights` is the group's part of the logical batch's token weights, one tensor a response.
     """
-    parts = microbatches(len(group.responses), microbatch)
     shared = SharedPrefix(model, group, objective.supervised_loops(model.loops), options)
-    total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    for part in parts:
-        total += open_wave(shared, part, weights, objective).backward()
+    total = waves.run(shared.contract, weights, objective, microbatch, partial(score_suffixes, shared))
     shared.finish()
     return total
 
 
 def open_wave(shared: SharedPrefix, indices: Sequence[int], weights: Sequence[Tensor], objective: Loss) -> Wave:
-    """Run the forward pass of phase B for some responses of the group.
+    """Run the forward pass of phase B for some responses of the group; see `waves.open_wave`."""
+    return waves.open_wave(shared.contract, indices, weights, objective, partial(score_suffixes, shared))
 
-    `weights` holds the whole group's slices. Empty responses count as covered and add nothing.
-    """
-    covered = [(shared.claim(index), weights[index]) for index in indices]
-    shared.contract.check()
-    filled = [pair for pair in covered if len(pair[0])]
-    if not filled:
-        return Wave(shared.contract, None)
-    responses, slices = zip(*filled, strict=True)
+
+def score_suffixes(shared: SharedPrefix, responses: Sequence[Response]) -> Scores:
+    """Return the scores of all tokens of some non-empty responses, in order; one pass a suffix, one readout for all."""
     by_response = [suffix_states(shared, response) for response in responses]
     states = [torch.cat(by_loop) for by_loop in zip(*by_response, strict=True)]
-    targets_N = torch.cat([response.tokens_D for response in responses])
-    scores = score(states, shared.model.head_VC, targets_N)
-    return Wave(shared.contract, objective.loss(scores, responses, slices, shared.model.loops))
+    return score(states, shared.model.head_VC, torch.cat([response.tokens_D for response in responses]))
 
 
 def suffix_states(shared: SharedPrefix, response: Response) -> list[Tensor]:

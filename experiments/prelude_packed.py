@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from experiments import waves
 from experiments.attention import SegmentedCausal, prefixed
-from experiments.batch import Group, Response, latent_rows, microbatches
+from experiments.batch import Group, Response, latent_rows
 from experiments.contract import PLAIN, Contract, ContractError, Options
 from experiments.family import LoopedModel
 from experiments.huginn import Huginn
 from experiments.layers import wide
 from experiments.objective import Loss
-from experiments.prefix import CapturingCausal, Cut, Wave
+from experiments.prefix import CapturingCausal, Cut
 from experiments.readout import Scores, score
 from experiments.suffixes import Suffixes
 
@@ -26,7 +27,7 @@ class SharedPrelude:
 
     def __init__(self, model: Huginn, group: Group, loops: Sequence[int], options: Options) -> None:
         self.model, self.group, self.loops, self.options = model, group, tuple(loops), options
-        self.contract = Contract(model, group, options)
+        self.contract = Contract(model, group, loops, options)
         capture = CapturingCausal()
         turn = model.turn(torch.arange(len(group.prompt_P), device=group.prompt_P.device))
         injection_PC = model.inject(group.prompt_P, turn, capture, rematerialise=options.rematerialise_prefix)
@@ -62,6 +63,7 @@ class SharedPrelude:
         """Send the gathered adjoints back through the prelude, once."""
         self.contract.finish()
         self._cut.backward()
+        self.contract.note_gradients()
 
     def _rows(self, responses: Sequence[Response], places_T: Tensor) -> list[Tensor]:
         """Return where each response's injections are in [prompt; suffixes], the prompt's first."""
@@ -84,15 +86,7 @@ def accumulate(
     """Add the group's gradient to the parameters' `.grad` and return its detached loss, a scalar."""
     if not isinstance(model, Huginn):
         raise ContractError(f"expected a Huginn, found {type(model).__name__}, which has no prelude")
-    parts = microbatches(len(group.responses), microbatch)
     shared = SharedPrelude(model, group, objective.supervised_loops(model.loops), options)
-    total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    for part in parts:
-        covered = [(shared.contract.claim(index), weights[index]) for index in part]
-        filled = [pair for pair in covered if len(pair[0])]
-        if filled:
-            responses, slices = zip(*filled, strict=True)
-            scores = shared.score_responses(responses)
-            total += Wave(shared.contract, objective.loss(scores, responses, slices, model.loops)).backward()
+    total = waves.run(shared.contract, weights, objective, microbatch, shared.score_responses)
     shared.finish()
     return total

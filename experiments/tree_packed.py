@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from experiments import waves
 from experiments.attention import TreeCausal
-from experiments.batch import Group, Response, latent_rows, microbatches
+from experiments.batch import Group, Response, latent_rows
 from experiments.contract import PLAIN, Contract, Options, shared_identity
 from experiments.family import LoopedModel
 from experiments.objective import Loss
-from experiments.prefix import Wave
 from experiments.readout import Scores
 from experiments.suffixes import Suffixes
 
@@ -33,16 +33,13 @@ def accumulate(
     `weights` is the group's part of the logical batch's token weights; at most `microbatch` responses run at once.
     Raises LatentIdentityError where the prompt cannot be the same for all.
     """
-    contract, loops = Contract(model, group, options), objective.supervised_loops(model.loops)
+    contract = Contract(model, group, objective.supervised_loops(model.loops), options)
     shared_identity(group)
-    total = torch.zeros((), dtype=torch.float64, device=group.prompt_P.device)
-    for part in microbatches(len(group.responses), microbatch):
-        covered = [(contract.claim(index), weights[index]) for index in part]
-        filled = [pair for pair in covered if len(pair[0])]
-        if filled:
-            responses, slices = zip(*filled, strict=True)
-            scores = score_responses(model, group.prompt_P, responses, loops, rematerialise=options.rematerialise)
-            total += Wave(contract, objective.loss(scores, responses, slices, model.loops)).backward()
+
+    def score_wave(responses: Sequence[Response]) -> Scores:
+        return score_responses(model, group.prompt_P, responses, contract.loops, rematerialise=options.rematerialise)
+
+    total = waves.run(contract, weights, objective, microbatch, score_wave)
     contract.finish()
     return total
 

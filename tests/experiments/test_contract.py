@@ -5,24 +5,34 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments import contract, exactness, prefix_packed, prefix_serial
+from experiments import contract, dense_oracle, exactness, prefix_packed, prefix_serial
 from experiments.batch import Group, Origin, digest
 from experiments.contract import (
+    BrokenWaveError,
     Contract,
     DepthMismatchError,
+    GradientsChangedError,
+    NoGradientError,
+    OpenWaveError,
     Options,
     ParametersChangedError,
     PolicyVersionError,
     PrefixFinishedError,
     PromptMismatchError,
     ResponseCoverageError,
+    SupervisedLoopsError,
     TraceChangedError,
+    VocabularyError,
 )
-from experiments.objective import Supervision, published
+from experiments.exactness import FP64_GATE, compare
+from experiments.latent import GivenLatent, draw
+from experiments.objective import Supervision, WeightError, published
 from experiments.prefix import SharedPrefix
 from experiments.schedules import SCHEDULES
+from experiments.toys import VOCABULARY, toy
 
 ALL = published(Supervision.ALL_LOOPS)
+TERMINAL = published(Supervision.TERMINAL_ONLY)
 NAMES = list(SCHEDULES)
 REMAT = Options(rematerialise=True)
 
@@ -98,6 +108,129 @@ class TestEverySchedule:
         run(name, model, group, meddling)
         with pytest.raises(ParametersChangedError):
             run(name, model, group, Meddling(meddling.meddle, at), Options(checksum=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestLatentTables:
+    """A given latent is a part of the trace: the waves of one group must read the same rows."""
+
+    @pytest.fixture
+    def given(self, small_group):
+        latent = GivenLatent(draw(5, 0, 12, 16).double())
+        return toy("huginn"), small_group((3, 1, 5), latent=latent), latent.table_TC
+
+    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize("row", [1, 6], ids=["of the prompt", "of a response"])
+    def test_a_table_changed_between_waves_is_refused(self, given, name, at, row):
+        model, group, table = given
+        with pytest.raises(TraceChangedError, match="the latent of response 0"):
+            run(name, model, group, Meddling(lambda: table[row].mul_(2), at))
+
+    def test_a_write_through_data_is_seen_with_a_checksum(self, given, name):
+        model, group, table = given
+        meddling = Meddling(lambda: table.data[6].mul_(2))
+        with pytest.raises(TraceChangedError, match="the latent of response 0"):
+            run(name, model, group, meddling, Options(checksum=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestTokens:
+    """A target outside the vocabulary would be scored as if its logit were zero."""
+
+    @pytest.mark.parametrize("token", [-100, -1, VOCABULARY])
+    @pytest.mark.parametrize("place", [(0, 0), (0, 2), (2, 3), (2, 4)], ids=str)
+    def test_of_a_response_are_in_the_vocabulary(self, case, name, token, place):
+        model, group = case((3, 0, 5))
+        index, position = place
+        group.responses[index].tokens_D[position] = token
+        found = rf"^response {index}: expected tokens from 0 to 12, found {token} at {position}$"
+        with pytest.raises(VocabularyError, match=found):
+            run(name, model, group)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    @pytest.mark.parametrize("token", [-100, -1, VOCABULARY])
+    def test_of_the_prompt_are_in_the_vocabulary(self, case, name, token):
+        model, group = case((3, 0, 5))
+        group.prompt_P[3] = token
+        with pytest.raises(VocabularyError, match=rf"^the prompt: .* found {token} at 3$"):
+            run(name, model, group)
+
+
+class Constant(Meddling):
+    """A loss that does not read its scores."""
+
+    def __init__(self):
+        super().__init__(lambda: None)
+
+    def loss(self, scores, responses, weights, loops):
+        return super().loss(scores, responses, weights, loops).detach()
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestWithoutGradients:
+    """Whatever would return a loss and leave every `.grad` empty."""
+
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_switched_off_is_refused(self, case, name, mode):
+        model, group = case((3, 1))
+        with pytest.raises(NoGradientError, match="expected gradients to be switched on"), mode():
+            run(name, model, group)
+
+    def test_a_frozen_model_is_refused(self, case, name):
+        model, group = case((3, 1))
+        with pytest.raises(NoGradientError, match="all are frozen"):
+            run(name, model.requires_grad_(False), group)
+
+    def test_a_constant_loss_is_refused(self, case, name):
+        model, group = case((3, 1, 2))
+        with pytest.raises(NoGradientError, match=r"responses \[0.*\]: expected a loss of their scores"):
+            run(name, model, group, Constant())
+
+    def test_samples_of_inference_mode_are_refused(self, case, name):
+        """Torch keeps no version counter for them."""
+        model, group = case((3, 1))
+        with torch.inference_mode():
+            sampled_D = group.responses[1].tokens_D.clone()
+        responses = (group.responses[0], replace(group.responses[1], tokens_D=sampled_D))
+        with pytest.raises(NoGradientError, match=r"the tokens of response 1: .* clone it"):
+            run(name, model, Group(group.prompt_P, responses))
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestGradients:
+    """From a group's first wave to its end nobody else writes to its gradient."""
+
+    @pytest.mark.parametrize("to_none", [True, False])
+    def test_zeroed_between_waves_are_refused(self, case, name, to_none):
+        model, group = case((3, 1, 5))
+        with pytest.raises(GradientsChangedError, match="zero_grad"):
+            run(name, model, group, Meddling(lambda: model.zero_grad(set_to_none=to_none), at=1))
+
+    @pytest.mark.parametrize("to_none", [True, False])
+    def test_zeroed_before_the_first_wave_ends_are_welcome(self, case, name, to_none):
+        model, group = case((3, 1, 5))
+        run(name, model, group)
+        once = exactness.gradients(model)
+        run(name, model, group, Meddling(lambda: model.zero_grad(set_to_none=to_none)))
+        assert all(torch.equal(found, once[key]) for key, found in exactness.gradients(model).items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda w: w[:2], "expected one slice for each of 3 responses, found 2"),
+        (lambda w: (w[1], w[0], w[2]), r"response 0: expected constant floats of shape \[3\], found float64 \[1\]"),
+        (lambda w: (w[0], w[1], w[2][None]), r"response 2: .* found float64 \[1, 5\]"),
+        (lambda w: (w[0], w[1], w[2].sum()), r"response 2: .* found float64 \[\]"),
+        (lambda w: (w[0], w[1].long(), w[2]), r"response 1: .* found int64 \[1\]"),
+        (lambda w: (w[0].requires_grad_(), w[1], w[2]), "response 0: expected constant floats"),
+    ],
+)
+def test_weights_that_do_not_belong_to_the_responses_are_refused(case, name, spoil, message):
+    model, group = case((3, 1, 5))
+    with pytest.raises(WeightError, match=message):
+        SCHEDULES[name](model, group, spoil(ALL.token_weights(group.lengths)), ALL, microbatch=3)
 
 
 def sampled(group, model, version="7"):
@@ -181,11 +314,117 @@ class TestPhases:
         with pytest.raises(PrefixFinishedError):
             self.cover(schedule, shared, 0)
 
-    def test_a_wave_left_open_past_the_prompt_backward_is_refused(self, schedule, shared):
-        wave = self.cover(schedule, shared, 0, 1, 2)
+    def test_an_open_wave_is_refused_until_it_has_run(self, schedule, shared):
+        """Its forward pass alone covers nothing; once it has run the gradient is right."""
+        wave = self.cover(schedule, shared, 0, 2)
+        self.cover(schedule, shared, 1).backward()
+        with pytest.raises(OpenWaveError, match=r"responses \[0, 2\]: .* has not run"):
+            shared.finish()
+        wave.backward()
         shared.finish()
-        with pytest.raises(PrefixFinishedError):
-            wave.backward()
+        oracle = dense_oracle.evaluate(shared.model, shared.group, ALL)
+        assert FP64_GATE.admits(compare(exactness.gradients(shared.model), oracle.gradient))
+
+    def test_a_dropped_wave_is_refused(self, schedule, shared):
+        self.cover(schedule, shared, 0, 1).backward()
+        self.cover(schedule, shared, 2)
+        with pytest.raises(OpenWaveError, match=r"\[2\]"):
+            shared.finish()
+
+    def test_a_wave_of_empty_responses_runs_too(self, case, schedule):
+        model, group = case((0, 2))
+        shared = SharedPrefix(model, group, range(model.loops))
+        empty = self.cover(schedule, shared, 0)
+        self.cover(schedule, shared, 1).backward()
+        with pytest.raises(OpenWaveError, match=r"\[0\]"):
+            shared.finish()
+        assert float(empty.backward()) == 0
+        shared.finish()
+
+    def test_a_wave_that_failed_half_way_is_never_whole(self, schedule, shared):
+        """Neither by running it again nor by going on without it."""
+        first, other = self.cover(schedule, shared, 0, 2), self.cover(schedule, shared, 1)
+
+        def fail(adjoint):
+            raise RuntimeError("out of memory")
+
+        hook = shared.boundary.keys[0].register_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            first.backward()
+        hook.remove()
+        assert any(parameter.grad is not None for parameter in shared.model.parameters())
+        for onward in (first.backward, other.backward, shared.finish):
+            with pytest.raises(BrokenWaveError, match=r"responses \[0, 2\]: .* failed half way"):
+                onward()
+
+    def test_a_refused_wave_claims_nothing(self, schedule, shared):
+        self.cover(schedule, shared, 1).backward()
+        for refused in ((0, 1), (2, 2), (0, 7)):
+            with pytest.raises(ResponseCoverageError):
+                self.cover(schedule, shared, *refused)
+        self.cover(schedule, shared, 0, 2).backward()
+        shared.finish()
+
+    def test_an_optimizer_step_between_waves_is_refused(self, schedule, shared):
+        self.cover(schedule, shared, 0).backward()
+        torch.optim.SGD(shared.model.parameters(), lr=0.1).step()
+        with pytest.raises(ParametersChangedError):
+            self.cover(schedule, shared, 1)
+
+    @pytest.mark.parametrize(("kept", "read"), [(ALL, TERMINAL), (TERMINAL, ALL)])
+    def test_an_objective_on_other_loops_is_refused(self, case, schedule, kept, read):
+        """A terminal objective would read the first loop's scores as the last one's."""
+        model, group = case((2, 1, 3))
+        shared = SharedPrefix(model, group, kept.supervised_loops(model.loops))
+        with pytest.raises(SupervisedLoopsError, match=r"found one on \("):
+            schedule.open_wave(shared, [0], ALL.token_weights(group.lengths), read)
+
+    def test_a_wave_without_gradients_is_refused(self, schedule, shared):
+        with pytest.raises(NoGradientError), torch.no_grad():
+            self.cover(schedule, shared, 0)
+
+    @pytest.mark.parametrize("write", ["to none", "to zero", "clip", "another loss"])
+    def test_a_gradient_written_to_before_the_prompt_backward_is_refused(self, schedule, shared, write):
+        model = shared.model
+        self.cover(schedule, shared, 0, 1, 2).backward()
+        if write == "clip":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        elif write == "another loss":
+            model.head_VC.sum().backward()
+        else:
+            model.zero_grad(set_to_none=write == "to none")
+        with pytest.raises(GradientsChangedError):
+            shared.finish()
+
+    def test_several_groups_may_be_open_at_once(self, case, small_group, schedule):
+        """Waves of one are no foreign writes to the other; the sum is right."""
+        model, group = case((2, 1, 3))
+        groups = (group, small_group((4, 2), prompt=6, seed=9, latent=group.responses[0].latent))
+        one, two = (SharedPrefix(model, part, range(model.loops)) for part in groups)
+        self.cover(schedule, one, 0, 1).backward()
+        self.cover(schedule, two, 0).backward()
+        self.cover(schedule, one, 2).backward()
+        one.finish()
+        self.cover(schedule, two, 1).backward()
+        two.finish()
+        oracles = [dense_oracle.evaluate(model, part, ALL).gradient for part in groups]
+        summed = {key: oracles[0][key] + oracles[1][key] for key in oracles[0]}
+        assert FP64_GATE.admits(compare(exactness.gradients(model), summed))
+
+    @pytest.mark.parametrize("to_none", [True, False])
+    def test_another_groups_wave_hides_no_zeroing(self, case, small_group, schedule, to_none):
+        """The group that lost its gradient is refused, the one that began afterwards is not."""
+        model, group = case((2, 1, 3))
+        other = small_group((4, 2), prompt=6, seed=9, latent=group.responses[0].latent)
+        one, two = (SharedPrefix(model, part, range(model.loops)) for part in (group, other))
+        self.cover(schedule, one, 0, 1, 2).backward()
+        model.zero_grad(set_to_none=to_none)
+        self.cover(schedule, two, 0, 1).backward()
+        with pytest.raises(GradientsChangedError):
+            one.finish()
+        two.finish()
+        oracle = dense_oracle.evaluate(model, other, ALL)
+        assert FP64_GATE.admits(compare(exactness.gradients(model), oracle.gradient))
 
     def test_an_optimizer_step_before_the_prompt_backward_is_refused(self, schedule, shared):
         self.cover(schedule, shared, 0, 1, 2).backward()
@@ -203,6 +442,11 @@ class TestPhases:
     def test_a_wave_runs_backward_once(self, schedule, shared):
         wave = self.cover(schedule, shared, 0, 1, 2)
         wave.backward()
+        gradient = exactness.gradients(shared.model)
+        with pytest.raises(ResponseCoverageError, match=r"responses \[0, 1, 2\]: .* found a second"):
+            wave.backward()
+        assert all(torch.equal(now, gradient[name]) for name, now in exactness.gradients(shared.model).items())
+        shared.finish()
         with pytest.raises(PrefixFinishedError):
             wave.backward()
 
@@ -218,9 +462,11 @@ def test_any_changed_element_changes_the_checksum():
 
 def test_a_finished_contract_admits_nothing(case):
     model, group = case((1,))
-    agreed = Contract(model, group)
-    agreed.claim(0)
+    agreed = Contract(model, group, (0,))
+    agreed.claim([0])
+    agreed.start([0])
+    agreed.cover([0])
     agreed.finish()
-    for again in (agreed.check, agreed.finish, lambda: agreed.claim(0)):
+    for again in (agreed.check, agreed.finish, lambda: agreed.claim([0]), lambda: agreed.start([0])):
         with pytest.raises(PrefixFinishedError):
             again()

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from experiments import dense_oracle, exactness, logical_batch
-from experiments.contract import Options
+from experiments.batch import Group, Origin, digest
+from experiments.contract import Options, PolicyVersionError
 from experiments.exactness import FP64_GATE, compare
 from experiments.examples import grpo
-from experiments.objective import Supervision, published
+from experiments.objective import Supervision, WeightError, published
 from experiments.plan import Sharing
 from experiments.schedules import SCHEDULES
 from experiments.toys import toy
@@ -37,6 +38,70 @@ def test_an_unknown_schedule_is_refused(case):
     model, group = case((3,))
     with pytest.raises(logical_batch.UnknownScheduleError, match="found 'magic'"):
         logical_batch.accumulate(model, [group], ALL, schedule="magic", microbatch=1)
+
+
+def of_version(group, model, version):
+    origin = Origin(digest(group.prompt_P), version, model.loops)
+    return Group(group.prompt_P, tuple(replace(response, origin=origin) for response in group.responses))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+class TestPolicies:
+    """All groups of one logical batch were sampled by one policy, also where nobody says by which."""
+
+    def test_two_versions_in_two_groups_are_refused(self, case, schedule):
+        model, group = case((2, 1))
+        groups = [group, of_version(group, model, "7"), group, of_version(group, model, "8")]
+        with pytest.raises(PolicyVersionError, match="group 3, response 0: expected policy version 7, found 8"):
+            logical_batch.accumulate(model, groups, ALL, schedule=schedule, microbatch=2)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_another_version_than_the_models_is_refused_before_anything_runs(self, case, schedule):
+        model, group = case((2, 1))
+        options, groups = Options(policy_version="7"), [group, of_version(group, model, "8")]
+        with pytest.raises(PolicyVersionError, match="group 1, response 0: expected policy version 7, found 8"):
+            logical_batch.accumulate(model, groups, ALL, schedule=schedule, microbatch=2, options=options)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_one_version_is_welcome(self, case, schedule):
+        model, group = case((2, 1))
+        for version in ("7", None):
+            logical_batch.accumulate(
+                model,
+                [of_version(group, model, "7"), group],
+                ALL,
+                schedule=schedule,
+                microbatch=2,
+                options=Options(policy_version=version),
+            )
+
+
+class Weighing:
+    """The published loss with other weights."""
+
+    def __init__(self, change):
+        self.change, self.supervised_loops, self.loss = change, ALL.supervised_loops, ALL.loss
+
+    def token_weights(self, lengths):
+        return self.change(list(ALL.token_weights(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w[:3], "expected one slice for each of 4 responses, found 3"),
+        (lambda w: [*w, w[0]], "expected one slice for each of 4 responses, found 5"),
+        (lambda w: [w[1], w[0], *w[2:]], r"response 0: .* of shape \[2\], found float64 \[1\]"),
+        (lambda w: [*w[:3], torch.cat(w)[:3]], r"response 3: .* of shape \[1\], found float64 \[3\]"),
+        (lambda w: [*w[:2], w[2] * torch.nan, w[3]], "response 2: expected finite numbers"),
+        (lambda w: [*w[:3], w[3] / 0], "response 3: expected finite numbers"),
+    ],
+)
+def test_an_objectives_weights_belong_to_its_responses(case, change, message):
+    model, group = case((2, 1))
+    with pytest.raises(WeightError, match=message):
+        logical_batch.accumulate(model, [group, group], Weighing(change), schedule="full-packed", microbatch=2)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 class ClippedPolicyGradient:
