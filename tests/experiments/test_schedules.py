@@ -1,12 +1,13 @@
 """Every schedule, family, supervision, mean and partition against oracles that share no algorithm with it."""
 
 import copy
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
-from experiments import dense_oracle, exactness, families, plan, prelude_packed
+from experiments import dense_oracle, exactness, families, plan, prefix_packed, prelude_packed
 from experiments.batch import BatchError, Group
 from experiments.contract import ContractError, LatentIdentityError, Options
 from experiments.exactness import FP32_GATE, FP32_PAIR_GATE, FP64_GATE, compare
@@ -22,14 +23,16 @@ ROUNDED_FP64_GATE = exactness.Gate(1e-6, 1e-6)
 EVERYTHING = Options(rematerialise=True, rematerialise_prefix=True, checksum=True)
 RAGGED = (3, 0, 1, 5, 2)
 TERMINAL, EVERY_LOOP = Supervision.TERMINAL_ONLY, Supervision.ALL_LOOPS
-COMBINATIONS = [
-    *((RAGGED, supervision, mean) for supervision in Supervision for mean in Mean),
-    ((4, 4, 4), EVERY_LOOP, Mean.TOKEN),
-    ((1, 1), TERMINAL, Mean.RESPONSE),
-    ((0, 6), EVERY_LOOP, Mean.RESPONSE),
-    ((2,), TERMINAL, Mean.TOKEN),
-]
 NAMES = list(SCHEDULES)
+GATES = {torch.float64: (FP64_GATE, 1e-13), torch.float32: (FP32_GATE, 2e-6)}
+"""By the model's dtype: what a gradient's distance from the fp64 oracle may be, and a loss's."""
+COMBINATIONS = [
+    *((RAGGED, *choice) for choice in itertools.product(Supervision, Mean, GATES)),
+    ((4, 4, 4), EVERY_LOOP, Mean.TOKEN, torch.float64),
+    ((1, 1), TERMINAL, Mean.RESPONSE, torch.float64),
+    ((0, 6), EVERY_LOOP, Mean.RESPONSE, torch.float64),
+    ((2,), TERMINAL, Mean.TOKEN, torch.float64),
+]
 
 
 def run(schedule, model, group, objective=ALL, microbatch=2, options=None):
@@ -46,31 +49,20 @@ def distinct(group, make):
     return Group(group.prompt_P, tuple(replace(r, latent=make(i)) for i, r in enumerate(group.responses)))
 
 
-@pytest.mark.parametrize(("lengths", "supervision", "mean"), COMBINATIONS)
-def test_all_schedules_and_partitions_are_one_gradient(case, lengths, supervision, mean):
-    """fp64 against the dense oracle: ragged, one-token and empty responses, alone and together."""
-    objective = Objective(1.5, 0.1, 0.03, supervision, mean)
-    model, group = case(lengths)
-    oracle = dense_oracle.evaluate(model, group, objective)
-    for name in NAMES:
-        for microbatch in {2} if name.endswith("serial") else {1, 2, len(lengths)}:
-            loss, gradient = run(name, model, group, objective, microbatch)
-            agreement = compare(gradient, oracle.gradient)
-            assert FP64_GATE.admits(agreement), (name, microbatch, agreement)
-            assert loss == pytest.approx(oracle.loss, abs=1e-13), (name, microbatch)
+@pytest.mark.parametrize(("lengths", "supervision", "mean", "dtype"), COMBINATIONS)
+def test_all_schedules_and_partitions_are_one_gradient(case, lengths, supervision, mean, dtype):
+    """Against the fp64 dense oracle, by whole gradient and worst tensor: the whole product of what may be chosen.
 
-
-@pytest.mark.parametrize("supervision", Supervision)
-@pytest.mark.parametrize("microbatch", [1, 2, 4])
-def test_fp32_stays_within_its_gate_of_the_fp64_oracle(case, supervision, microbatch):
-    lengths, objective = (6, 2, 1, 9), published(supervision)
-    model, group = case(lengths, torch.float32, prompt=12)
+    Every family, schedule, supervision, mean and dtype, in three partitions; ragged, one-token and empty responses.
+    """
+    objective, (gate, loss_error) = Objective(1.5, 0.1, 0.03, supervision, mean), GATES[dtype]
+    model, group = case(lengths, dtype)
     oracle = dense_oracle.evaluate(copy.deepcopy(model).double(), group, objective)
-    for name in NAMES:
+    for name, microbatch in itertools.product(NAMES, sorted({1, 2, len(lengths)})):
         loss, gradient = run(name, model, group, objective, microbatch)
         agreement = compare(gradient, oracle.gradient)
-        assert FP32_GATE.admits(agreement), (name, agreement)
-        assert loss == pytest.approx(oracle.loss, abs=2e-6), name
+        assert gate.admits(agreement), (name, microbatch, agreement)
+        assert loss == pytest.approx(oracle.loss, abs=loss_error), (name, microbatch)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,38 +160,44 @@ def test_a_microbatch_holds_a_response(case, name, size):
         run(name, model, group, microbatch=size)
 
 
+def stepped(model, gradient, kind, **options):
+    """Return every parameter's change in fp64 by one step along a gradient, and the optimizer's state of each."""
+    subject = copy.deepcopy(model)
+    trained = {key: parameter for key, parameter in subject.named_parameters() if parameter.requires_grad}
+    for key, parameter in trained.items():
+        parameter.grad = gradient[key].to(parameter.dtype)
+    optimizer = kind(trained.values(), **options)
+    optimizer.step()
+    before = dict(model.named_parameters())
+    changes = {key: p.detach().double() - before[key].detach().double() for key, p in subject.named_parameters()}
+    return changes, {key: optimizer.state[parameter] for key, parameter in trained.items()}
+
+
+@pytest.mark.parametrize("dtype", GATES)
+@pytest.mark.parametrize("supervision", Supervision)
 @pytest.mark.parametrize("name", NAMES)
-def test_one_sgd_and_one_adamw_step(case, name):
-    """fp32 against updates made of the fp64 oracle: deltas, and both of Adam's moments."""
-    model, group = case((6, 2, 1, 9), torch.float32, prompt=12)
+def test_one_sgd_and_one_adamw_step(case, name, supervision, dtype):
+    """Against updates made of the fp64 oracle, in three partitions: deltas, and both of Adam's moments."""
+    objective, (gate, _) = published(supervision), GATES[dtype]
+    model, group = case((6, 2, 1, 9), dtype, prompt=12)
     exact = copy.deepcopy(model).double()
-    oracle = dense_oracle.evaluate(exact, group, ALL)
-    run(name, model, group)
-    before = {key: parameter.detach().double() for key, parameter in model.named_parameters()}
-    for kind, options in ((torch.optim.SGD, {"lr": 0.03}), (torch.optim.AdamW, {"lr": 1e-3, "eps": 1e-8})):
-        pair = []
-        for subject in (copy.deepcopy(model), copy.deepcopy(exact)):
-            for key, parameter in subject.named_parameters():
-                if subject is not model and parameter.dtype == torch.float64:
-                    parameter.grad = oracle.gradient[key].clone() if parameter.requires_grad else None
-                else:
-                    parameter.grad = dict(model.named_parameters())[key].grad
-            optimizer = kind([p for p in subject.parameters() if p.requires_grad], **options)
-            optimizer.step()
-            changes = {key: p.detach().double() - before[key] for key, p in subject.named_parameters()}
-            pair.append((changes, optimizer.state))
-        if kind is torch.optim.SGD:
-            # The change of an fp32 parameter is itself rounded to the parameter's last digit.
-            found = exactness.compare_updates(pair[0][0], pair[1][0])
-            assert found.admitted, found
-        else:
-            whole = compare(pair[0][0], pair[1][0]).whole
-            assert whole <= 1e-4
-            assert any(change.any() for change in pair[0][0].values())
-            for states in zip(pair[0][1].values(), pair[1][1].values(), strict=True):
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    narrow, wide = (state[moment].double() for state in states)
-                    torch.testing.assert_close(narrow, wide, atol=1e-5, rtol=8e-5)
+    oracle = dense_oracle.evaluate(exact, group, objective).gradient
+    sgd, adamw = (torch.optim.SGD, {"lr": 0.03}), (torch.optim.AdamW, {"lr": 1e-3, "eps": 1e-8})
+    sgd_change, _ = stepped(exact, oracle, sgd[0], **sgd[1])
+    adamw_change, moments = stepped(exact, oracle, adamw[0], **adamw[1])
+    for microbatch in (1, 2, 4):
+        _, gradient = run(name, model, group, objective, microbatch)
+        agreement = compare(gradient, oracle)
+        assert gate.admits(agreement), (microbatch, agreement)
+        # The change of an fp32 parameter is itself rounded to the parameter's last digit.
+        found = exactness.compare_updates(stepped(model, gradient, sgd[0], **sgd[1])[0], sgd_change)
+        assert found.admitted, (microbatch, found)
+        change, state = stepped(model, gradient, adamw[0], **adamw[1])
+        assert compare(change, adamw_change).whole <= 1e-4
+        assert any(tensor.any() for tensor in change.values())
+        for key, moment in itertools.product(moments, ("exp_avg", "exp_avg_sq")):
+            expected = moments[key][moment]
+            torch.testing.assert_close(state[key][moment].double(), expected, atol=1e-5, rtol=8e-5)
 
 
 class Untied(torch.nn.Module):
@@ -272,13 +270,13 @@ class TestLatents:
         same = distinct(group, lambda index: TwoKeyLatent(5, 0))
         assert compare(run(name, huginn, same)[1], oracle.gradient).whole > 1e-4
 
-    @pytest.mark.parametrize("name", ["prefix-serial", "tree-packed"])
-    def test_another_identity_is_refused_by_both_names(self, huginn, small_group, name):
+    @pytest.mark.parametrize("schedule", ["prefix-serial", "tree-packed", prefix_packed.share])
+    def test_another_identity_is_refused_by_both_names(self, huginn, small_group, schedule):
         group = distinct(small_group((3, 0, 2)), PositionLatent)
         with pytest.raises(
             LatentIdentityError, match=r"position-v1\(0\) of response 0.*position-v1\(2\) of response 2"
         ):
-            run(name, huginn, group)
+            run(schedule, huginn, group)
 
     def test_another_profile_is_another_identity(self, huginn, small_group):
         group = distinct(small_group((3, 2)), lambda index: [PositionLatent(5), TwoKeyLatent(5, 5)][index])
