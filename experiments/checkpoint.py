@@ -229,20 +229,26 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
+def mismatches(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Say of each tensor by name that is missing, unknown or misshapen what is wrong with it."""
+    faults = [f"missing {name}" for name in sorted(expected.keys() - found.keys())]
+    faults += [f"unknown {name}" for name in sorted(found.keys() - expected.keys())]
+    for name in sorted(expected.keys() & found.keys()):
+        shapes = list(expected[name].shape), list(found[name].shape)
+        if shapes[0] != shapes[1]:
+            faults.append(f"misshapen {name}: expected {shapes[0]}, found {shapes[1]}")
+    return faults
+
+
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:
     """Give a model (usually on the meta device) its own copy of the tensors, in one dtype and on one device.
 
     Raises CheckpointError naming every tensor that is missing, unknown, misshapen or, in that dtype, not finite; the
     model is then untouched.
     """
-    wanted = dict(model.named_parameters())
-    faults = [f"missing {name}" for name in sorted(wanted.keys() - tensors.keys())]
-    faults += [f"unknown {name}" for name in sorted(tensors.keys() - wanted.keys())]
-    for name in sorted(wanted.keys() & tensors.keys()):
-        expected, found = tuple(wanted[name].shape), tuple(tensors[name].shape)
-        if expected != found:
-            faults.append(f"misshapen {name}: expected {list(expected)}, found {list(found)}")
-        elif not tensors[name].is_floating_point():
+    faults = mismatches(dict(model.named_parameters()), tensors)
+    for name in sorted(tensors):
+        if not tensors[name].is_floating_point():
             faults.append(f"not floating point {name}: found {tensors[name].dtype}")
     if faults:
         raise CheckpointError("the tensors do not fit the config: " + "; ".join(faults))

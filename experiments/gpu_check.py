@@ -20,6 +20,7 @@ from torch import Tensor
 from experiments import costs, main_gradients, reference
 from experiments.attention import MergedPrefixed, PrefixedCausal, suffix_mask
 from experiments.batch import Group, Response
+from experiments.errors import ExperimentError
 from experiments.family import Attend
 from experiments.flex import FlexPrefixed
 from experiments.objective import Supervision, published
@@ -140,18 +141,22 @@ def timings(shape: tuple[int, int, int]) -> Iterator[dict[str, object]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks; return 0, 1 where a gate fails, 2 without a CUDA device."""
+    """Run the checks; return 0, 1 where a gate fails, 2 without a CUDA device or for an unusable folder."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_check", description="Check a CUDA device.")
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        print("error: no CUDA device", file=sys.stderr)
+        print("error: expected a CUDA device that torch can use, found no CUDA device", file=sys.stderr)
         return 2
     passed = check_attention()
-    for folder in options.folders:
-        for dtype in (torch.float32, torch.bfloat16):
-            passed = reference.judge(folder, list(SCHEDULES), dtype, "cuda", 4) and passed
+    try:
+        for folder in options.folders:
+            for dtype in (torch.float32, torch.bfloat16):
+                passed = reference.judge(folder, list(SCHEDULES), dtype, "cuda", 4) and passed
+    except ExperimentError as error:
+        print(f"error: {error}\nhint: {getattr(error, 'hint', reference.HELP)}", file=sys.stderr)
+        return 2
     for shape in SHAPES if options.time else ():
         for row in timings(shape):
             print(json.dumps(row), flush=True)

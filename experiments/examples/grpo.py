@@ -99,6 +99,8 @@ def main() -> None:
     parser.add_argument("--schedule", choices=list(SCHEDULES), default="prefix-packed")
     parser.add_argument("--updates", type=int, default=150)
     options = parser.parse_args()
+    if options.updates < 1:
+        parser.error(f"argument --updates: expected at least one, found {options.updates}")
     torch.set_num_threads(1)
     window: list[float] = []
     for index, step in enumerate(train(options.schedule, options.updates), start=1):

@@ -404,6 +404,7 @@ def test_a_tensor_in_two_shards_is_refused(folder):
         (lambda index, name: index.update({name: None}), "NAME: expected a shard in the same folder, found None"),
         (lambda index, name: index.clear(), "expected a weight_map"),
     ],
+    ids=["another shard", "unnamed", "in no shard", "no shard", "null", "empty"],
 )
 def test_an_index_that_disagrees_with_its_shards_is_refused_by_name(any_folder, change, message):
     """Though every tensor is found somewhere: a map that is wrong in one place is not to be trusted in another."""

@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments import dense_oracle, full_packed, gpu_check, main_gradients, reference
 from experiments.batch import Group, Response
+from experiments.examples import grpo
 from experiments.exactness import BF16_WHOLE_RATIO_MAX, compare, gradients
 from experiments.latent import PositionLatent
 from experiments.objective import Supervision, published
@@ -24,6 +27,7 @@ KEYS = {
     "worst_tensor",
     "worst_tensor_relative_l2",
     "log_prob_max_abs",
+    "entropy_max_abs",
     "seconds",
     "passed",
 }
@@ -113,6 +117,9 @@ def altered(reference_folder, tmp_path):
     [
         ("loss", "loss_error", 1e-4),
         ("per_loop_log_probs", "log_prob_max_abs", 1e-4),
+        ("terminal_entropy", "entropy_max_abs", 1e-4),
+        ("advantages", "loss_error", 1e-5),
+        ("reference_log_probs", "loss_error", 1e-7),
         ("grad.lm_head.weight", "gradient_relative_l2", 1e-5),
         ("grad.model.norm.weight", "worst_tensor_relative_l2", 1e-5),
     ],
@@ -143,25 +150,172 @@ def test_a_wrong_schedule_fails(reference_folder, capsys, monkeypatch):
     assert found["tree-packed"]["worst_tensor"] == "lm_head.weight"
 
 
+def refused(capsys, *arguments):
+    """Run the command, which must end with 2 and say what it expected and found, with a hint; return its words."""
+    assert reference.main([str(argument) for argument in arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    error, hint = printed.err.splitlines()
+    assert re.fullmatch(r"error: .*expected .*found .*", error)
+    assert hint.startswith("hint: ")
+    return error
+
+
+def spoilt(tensor, value):
+    """Return a copy with another last value."""
+    copy = tensor.clone()
+    copy.view(-1)[-1] = value
+    return copy
+
+
+SHAPES = {
+    "short": lambda t: t[:-1].clone(),
+    "long": lambda t: torch.cat((t, t[:1])),
+    "deeper": lambda t: t.unsqueeze(0),
+    "flat": lambda t: t.reshape(-1)[0].clone(),
+    "empty": lambda t: t[:0],
+}
+FLOATS = {
+    "integer": lambda t: t.long(),
+    "half": lambda t: t.half(),
+    "bfloat16": lambda t: t.bfloat16(),
+    "nan": lambda t: spoilt(t, math.nan),
+    "infinite": lambda t: spoilt(t, -math.inf),
+}
+INTEGERS = {
+    "float": lambda t: t.float(),
+    "int32": lambda t: t.int(),
+    "negative": lambda t: spoilt(t, -1),
+    "huge": lambda t: spoilt(t, 2**62),
+}
+COLUMNS = {"one column": lambda t: t[:, :1].clone(), "wide": lambda t: torch.cat((t, t[:, :1]), 1)}
+ONLY_ITS_OWN_LENGTH = {name: SHAPES[name] for name in ("deeper", "flat", "empty")}
+FORM = {
+    "prompt": ONLY_ITS_OWN_LENGTH | INTEGERS | {"vocabulary": lambda t: spoilt(t, 101)},
+    "responses": SHAPES | INTEGERS | {"vocabulary": lambda t: spoilt(t, 101)},
+    "response_lengths": SHAPES | INTEGERS | {"none": lambda t: t * 0, "too long": lambda t: t + 1},
+    "advantages": SHAPES | FLOATS,
+    "reference_log_probs": SHAPES | FLOATS,
+    "per_loop_log_probs": SHAPES | FLOATS | COLUMNS,
+    "terminal_entropy": SHAPES | FLOATS,
+    "loss": SHAPES | FLOATS,
+    "grad.lm_head.weight": SHAPES | FLOATS | COLUMNS | {"transposed": lambda t: t.T.contiguous()},
+    "initial_state": SHAPES | FLOATS | COLUMNS,
+}
+MUTATIONS = [(name, what) for name, changes in FORM.items() for what in ("absent", *changes)]
+
+
+@pytest.mark.parametrize(("name", "what"), MUTATIONS, ids=lambda value: value.replace(" ", "-"))
+def test_every_field_of_the_form_is_checked(reference_folder, tmp_path, capsys, name, what):
+    """Whatever is wrong with a tensor, the command names it, before anything runs; nothing is broadcast."""
+    family = "huginn" if name == "initial_state" else "nanbeige"
+    folder = shutil.copytree(reference_folder(f"{family}-tiny"), tmp_path / "folder")
+    tensors = load_file(folder / "expected.safetensors")
+    original = tensors.pop(name)
+    if what != "absent":
+        tensors[name] = FORM[name][what](original)
+    save_file(tensors, folder / "expected.safetensors", metadata=METADATA)
+    error = refused(capsys, folder, "--schedule", "full-packed")
+    # Lengths decide the shape that the tensors which they split must have.
+    assert name in error or (name == "response_lengths" and "responses" in error)
+
+
+def test_a_latent_is_not_given_to_a_family_without_one(altered, capsys):
+    assert "initial_state" in refused(capsys, altered(lambda t: t.update(initial_state=torch.zeros(14, 32))))
+
+
+def test_a_gradient_that_no_parameter_has_is_refused(altered, capsys):
+    assert "unknown grad.more" in refused(capsys, altered(lambda t: t.update({"grad.more": torch.zeros(1)})))
+
+
+@pytest.mark.parametrize("key", METADATA)
+@pytest.mark.parametrize("value", [None, "", "much", "nan", "inf", "1e6", "-1e999"])
+def test_every_constant_is_checked(altered, capsys, key, value):
+    metadata = {name: text for name, text in METADATA.items() if name != key}
+    assert f"metadata {key}" in refused(
+        capsys, altered(lambda t: None, metadata if value is None else metadata | {key: value})
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "expected.safetensors"])
+@pytest.mark.parametrize("keep", [None, 0, 7, 100, 0.5, 0.99, "folder", b"[1]", b"{}", b"\x00" * 64])
+def test_a_file_that_is_missing_or_cut_short_is_refused_by_name(reference_folder, tmp_path, capsys, name, keep):
+    path = shutil.copytree(reference_folder("huginn-tiny"), tmp_path / "folder") / name
+    content = path.read_bytes()
+    path.unlink()
+    if keep == "folder":
+        path.mkdir()
+    elif isinstance(keep, bytes):
+        path.write_bytes(keep)
+    elif keep is not None:
+        path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    error = refused(capsys, path.parent)
+    assert name in error or (keep == b"{}" and "model_type" in error)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(reference_folder, tmp_path, capsys):
+    folder = shutil.copytree(reference_folder("ouro-tiny"), tmp_path / "folder")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][0, 0] = math.nan
+    save_file(tensors, folder / "model.safetensors")
+    assert "lm_head.weight" in refused(capsys, folder)
+
+
+@pytest.mark.parametrize("folder", ["", "nowhere", "x" * 5000, "nul\0"])
+def test_what_is_no_folder_is_refused(tmp_path, capsys, folder):
+    refused(capsys, tmp_path / folder)
+    (tmp_path / "file").write_text("")
+    refused(capsys, tmp_path / "file")
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "-99999999999999999999"])
+def test_no_response_at_once_is_refused(reference_folder, capsys, size):
+    error = refused(capsys, reference_folder("ouro-tiny"), "--microbatch", size)
+    assert error.endswith(f"--microbatch: expected at least one response, found {size}")
+
+
+def test_more_responses_at_once_than_there_are_is_all_of_them(reference_folder, capsys):
+    folder = str(reference_folder("nanbeige-tiny"))
+    assert reference.main([folder, "--microbatch", "9" * 30, "--dtype", "bfloat16"]) in (0, 1)
+    assert len(lines(capsys)) == len(SCHEDULES)
+
+
 @pytest.mark.parametrize(
-    ("change", "metadata", "message"),
-    [
-        (lambda t: t.pop("prompt"), METADATA, "prompt"),
-        (lambda t: t.update({"response_lengths": torch.tensor([1])}), METADATA, "split"),
-        (lambda t: None, {}, "reduction"),
-        (lambda t: None, METADATA | {"reduction": "sum"}, "expected token_mean or response_mean, found 'sum'"),
-        (lambda t: t.pop("grad.lm_head.weight"), METADATA, "found only on one"),
-    ],
+    "arguments",
+    [["--schedule", "magic"], ["--dtype", "int8"], ["--device", "tpu"], ["--microbatch", "1.5"], ["--microbatch", ""]],
 )
-def test_a_folder_that_cannot_be_used_ends_with_2(altered, capsys, change, metadata, message):
-    assert reference.main([altered(change, metadata)]) == 2
-    assert message in capsys.readouterr().err
+def test_an_argument_without_meaning_is_refused(reference_folder, capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        reference.main([str(reference_folder("ouro-tiny")), *arguments])
+    assert ended.value.code == 2
+    assert f"argument {arguments[0]}: invalid" in capsys.readouterr().err
 
 
-def test_no_folder_and_no_microbatch_end_with_2(reference_folder, tmp_path, capsys):
-    assert reference.main([str(tmp_path)]) == 2
-    assert reference.main([str(reference_folder("ouro-tiny")), "--microbatch", "0"]) == 2
-    assert "at least one response" in capsys.readouterr().err
+def test_a_device_that_is_not_there_is_refused(reference_folder, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "--device" in refused(capsys, reference_folder("ouro-tiny"), "--device", "cuda")
+
+
+def test_help_gives_the_form_of_a_folder(capsys):
+    with pytest.raises(SystemExit):
+        reference.main(["--help"])
+    assert set(FORM) - {"grad.lm_head.weight"} <= set(re.findall(r"\w+", capsys.readouterr().out))
+
+
+def test_the_device_check_refuses_a_folder_in_words(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "check_attention", lambda: True)
+    assert gpu_check.main([str(tmp_path)]) == 2
+    assert "expected.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("updates", ["0", "-3"])
+def test_the_example_needs_an_update(capsys, monkeypatch, updates):
+    monkeypatch.setattr(sys, "argv", ["grpo", "--updates", updates])
+    with pytest.raises(SystemExit) as ended:
+        grpo.main()
+    assert ended.value.code == 2
+    assert f"--updates: expected at least one, found {updates}" in capsys.readouterr().err
 
 
 def test_the_device_check_needs_a_device(capsys):
