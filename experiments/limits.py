@@ -11,12 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-from experiments.costs import PAYS_FROM, Config, Kept, activation_bytes, describe, flops, kept_bytes, work
+from experiments.costs import PAYS_FROM, Config, Kept, LimitError, activation_bytes, describe, flops, kept_bytes, work
 from experiments.errors import ExperimentError
 from experiments.objective import Supervision
 from experiments.official import OFFICIAL, config_of
 
 SCHEDULES = ("full-packed", "prefix-packed", "tree-packed")
+LARGEST = {"prompt": 2**30, "response": 2**30, "responses": 2**20, "microbatch": 2**20, "wave": 2**20}
+"""The largest value of every size, so that none takes long to count."""
+HELP = "`python -m experiments.limits --help` gives the arguments"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float32", "float64")}
 
 
@@ -87,29 +90,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, print, and return the exit status: 2 for a model or shape that cannot be counted."""
     parser = argparse.ArgumentParser(prog="python -m experiments.limits", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", help=f"{', '.join(OFFICIAL)}, or a checkpoint folder")
-    for name in ("prompt", "response", "responses"):
-        parser.add_argument(f"--{name}", type=int, required=True)
+    for name, text in (("prompt", "tokens of it"), ("response", "tokens of each"), ("responses", "how many")):
+        parser.add_argument(f"--{name}", type=int, required=True, help=text)
     parser.add_argument("--microbatch", type=int, default=4, help="whole sequences at once")
     parser.add_argument("--wave", type=int, help="suffixes at once; the whole group if left out")
     parser.add_argument("--supervision", choices=list(Supervision), default=Supervision.TERMINAL_ONLY)
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
     options = parser.parse_args(arguments)
     shape = (options.prompt, options.response, options.responses)
-    microbatch, wave = options.microbatch, options.wave or options.responses
-    if min(*shape, microbatch, wave) < 1:
-        print("error: expected positive sizes", file=sys.stderr)
-        return 2
+    wave = options.responses if options.wave is None else options.wave
     try:
+        for name, largest in LARGEST.items():
+            value = wave if name == "wave" else getattr(options, name)
+            if not 1 <= value <= largest:
+                raise LimitError(f"--{name}: expected a whole number from 1 to {largest}, found {value}")
         table = lines(
             config_of(options.model),
             shape,
-            min(microbatch, options.responses),
+            min(options.microbatch, options.responses),
             min(wave, options.responses),
             Supervision(options.supervision),
             DTYPES[options.dtype],
         )
     except ExperimentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}\nhint: {getattr(error, 'hint', HELP)}", file=sys.stderr)
         return 2
     print("\n".join(table))
     return 0

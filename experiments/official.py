@@ -60,8 +60,12 @@ _PARSERS: Mapping[str, Callable[[Mapping[str, object]], Config]] = {
 
 def config_of(model: str) -> Config:
     """Return the configuration of a published name, or of a checkpoint folder; raise CheckpointError for neither."""
-    fields = OFFICIAL[model] if model in OFFICIAL else read_object(Path(model) / CONFIG_NAME)
+    try:
+        fields = OFFICIAL[model] if model in OFFICIAL else read_object(Path(model) / CONFIG_NAME)
+    except CheckpointError as error:
+        raise CheckpointError(f"model {model!r:.80}: expected {', '.join(OFFICIAL)} or a folder; {error}") from error
     parser = _PARSERS.get(str(fields.get("model_type")))
     if parser is None:
-        raise CheckpointError(f"config field model_type: expected one of {', '.join(_PARSERS)}")
+        found = fields.get("model_type")
+        raise CheckpointError(f"config field model_type: expected one of {', '.join(_PARSERS)}, found {found!r:.80}")
     return parser(fields)

@@ -1,6 +1,7 @@
 """Counts against torch's own counter, enumerated pairs, measured storages and the published table of limits."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -197,11 +198,43 @@ class TestCommand:
         assert status == 0
         assert message in printed.out.splitlines()[-1]
 
-    def test_a_model_or_shape_that_cannot_be_counted_ends_with_2(self, capsys, tmp_path):
+    def test_a_model_that_is_none_ends_with_2(self, capsys, tmp_path):
         sizes = ["--prompt", "4", "--response", "4", "--responses", "8"]
-        assert self.run(capsys, str(tmp_path), *sizes)[0] == 2
-        status, printed = self.run(capsys, "Ouro-1.4B", *sizes, "--microbatch", "0")
-        assert (status, "positive" in printed.err) == (2, True)
+        for model in (str(tmp_path), "Ouro-9B", "", "x" * 5000):
+            status, printed = self.run(capsys, model, *sizes)
+            assert (status, printed.out) == (2, "")
+            assert "expected Ouro-1.4B, Nanbeige4.2-3B, Huginn-0125 or a folder" in printed.err
+            assert printed.err.splitlines()[-1].startswith("hint: ")
+
+    @pytest.mark.parametrize("name", ["prompt", "response", "responses", "microbatch", "wave"])
+    @pytest.mark.parametrize("value", ["0", "-1", "-" + "9" * 30, "9" * 30, str(2**30 + 1)])
+    def test_a_size_that_cannot_be_counted_ends_with_2(self, capsys, name, value):
+        """Zero is none, and never stands for all of them."""
+        sizes = {"prompt": "4", "response": "4", "responses": "8", "microbatch": "4", name: value}
+        status, printed = self.run(capsys, "Ouro-1.4B", *(f"--{key}={size}" for key, size in sizes.items()))
+        assert (status, printed.out) == (2, "")
+        assert re.match(rf"error: --{name}: expected a whole number from 1 to \d+, found {value}\nhint: ", printed.err)
+
+    @pytest.mark.parametrize("value", ["1.5", "", "four", "1e3", "nan", "0x4"])
+    @pytest.mark.parametrize("name", ["prompt", "response", "responses", "microbatch", "wave", "dtype", "supervision"])
+    def test_what_is_no_number_is_no_size(self, capsys, name, value):
+        sizes = {"prompt": "4", "response": "4", "responses": "8", name: value}
+        with pytest.raises(SystemExit) as ended:
+            limits.main(["Ouro-1.4B", *(f"--{key}={size}" for key, size in sizes.items())])
+        assert ended.value.code == 2
+        assert f"argument --{name}: invalid" in capsys.readouterr().err
+
+    def test_a_wave_left_out_is_the_whole_group_and_none_is_larger(self, capsys, reference_folder):
+        sizes = ["--prompt", "9", "--response", "4", "--responses", "8"]
+        folder = str(reference_folder("nanbeige-tiny"))
+        left_out = self.run(capsys, folder, *sizes)
+        assert left_out == self.run(capsys, folder, *sizes, "--wave", "8")
+        assert left_out == self.run(capsys, folder, *sizes, "--wave", "1000")
+        assert left_out != self.run(capsys, folder, *sizes, "--wave", "1")
+
+    def test_the_largest_sizes_are_counted(self, capsys, reference_folder):
+        largest = [f"--{name}={size}" for name, size in limits.LARGEST.items()]
+        assert self.run(capsys, str(reference_folder("nanbeige-tiny")), *largest)[0] == 0
 
 
 def test_published_shapes_parse_as_their_checkpoints_would(reference_folder):
