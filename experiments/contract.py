@@ -99,7 +99,7 @@ class Options:
 
     `loss_scale` multiplies every gradient and not the returned loss. Rematerialisation keeps only each call's input
     and computes the call again in the backward pass: of the response passes, and of a shared prompt pass.
-    `policy_version` is the version that the model now is; None leaves it unchecked.
+    `policy_version` is the version that the model now is; None asks only that all responses tell the same one.
     """
 
     loss_scale: float = 1.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments import attention, dense_oracle, exactness, flash, full_packed, prefix_packed, suffixes
+from experiments import attention, dense_oracle, exactness, flash, full_packed, prefix_packed, readout, suffixes
 from experiments.batch import Group
 from experiments.contract import ContractError, Options
 from experiments.exactness import FP64_GATE, compare
@@ -86,6 +86,10 @@ class TestNegativeControls:
         monkeypatch.setattr(attention, "merged", naive)
         assert judged[2]() > 1e-3
 
+    def test_a_detached_log_sum_exp_of_the_readout(self, judged, monkeypatch):
+        monkeypatch.setattr(suffixes, "score", detached)
+        assert judged[2]() > 1e-3
+
     @pytest.mark.parametrize("family", ["huginn"])  # the one that starts from a latent
     def test_a_wrong_latent(self, judged, family):
         _, group, error = judged
@@ -103,6 +107,14 @@ class TestNegativeControls:
         agreement = compare(exactness.gradients(model), truth)
         assert agreement.whole > 1e-3
         assert not FP64_GATE.admits(agreement)
+
+
+def detached(states, head_VC, targets_N):
+    """Right scores, whose normaliser is taken for a constant."""
+    tables = [state_NC @ head_VC.T for state_NC in states]
+    log_probs = [(table - table.logsumexp(-1, keepdim=True).detach()) for table in tables]
+    picked = [rows.gather(1, targets_N[:, None]).squeeze(1) for rows in log_probs]
+    return readout.Scores(torch.stack(picked, dim=1), -(log_probs[-1].exp() * log_probs[-1]).sum(-1))
 
 
 def naive(query, prefix_key, prefix_value, key, value, segments):
