@@ -1,0 +1,212 @@
+"""Work that may hang for ever, done in a process that can be given up.
+
+A driver's call can block in the kernel where no signal reaches it. Such a call is made in a forked child: when it takes
+too long the child is killed and, if even that does not end it, left to itself. The child holds no descriptor of its
+parent's, so however long it stays, no lease, lock or pipe stays with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TypeVar, cast
+
+from capsule.core.errors import CapsuleError, MachineError
+
+Value = TypeVar("Value")
+
+REAP_SECONDS = 0.2
+"""How long a child that has answered, or was killed, is waited for before it is left to itself."""
+CHUNK = 1 << 16
+LENGTH_BYTES = 8
+PR_SET_PDEATHSIG = 1
+HINT = "`nvidia-smi` says more about the driver and the device"
+
+_left: set[int] = set()
+
+
+def call(work: Callable[[], Value], seconds: float) -> Value:
+    """Return what `work` returns, which must be picklable; it is run in a forked process for at most `seconds`.
+
+    What `work` changes in memory or in the environment stays in that process. The caller is held for `seconds` and a
+    moment at most, also by a child that cannot be killed.
+
+    Raises:
+        CapsuleError: `work` raised it.
+        MachineError: it took longer, or its process ended without an answer.
+        RuntimeError: `work` raised anything else, which is a defect; the message holds its traceback.
+    """
+    until = time.monotonic() + seconds
+    _reap_left()
+    libc = ctypes.CDLL(None)  # loaded before the fork: a thread of the caller may hold the loader's lock
+    reader, writer = os.pipe()
+    try:
+        try:
+            pid = _fork(work, writer, libc)
+        except OSError as error:
+            raise MachineError(f"cannot start a process to ask the driver: {error.strerror}") from error
+        finally:
+            os.close(writer)
+        try:
+            data, in_time = _read(reader, until)
+        except BaseException:
+            _end(pid)
+            raise
+    finally:
+        os.close(reader)
+    if not in_time:
+        _end(pid)
+        raise MachineError(f"the driver did not answer within {seconds:g} s", hint=HINT)
+    status = _wait(pid) if data is not None else _end(pid)
+    if data is None:
+        raise MachineError(f"the process that asked the driver {_ended(status)} before it answered", hint=HINT)
+    kind, value = pickle.loads(data)
+    if kind == "value":
+        return cast(Value, value)
+    if kind == "error":
+        raise value
+    raise RuntimeError(f"work in a forked process failed:\n{value}")
+
+
+def _fork(work: Callable[[], object], writer: int, libc: ctypes.CDLL) -> int:
+    """Fork with every signal held back, so that no handler of the parent's ever runs in the child."""
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _child(work, writer, libc, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _child(work: Callable[[], object], writer: int, libc: ctypes.CDLL, parent: int) -> NoReturn:
+    status = 1
+    try:
+        if hasattr(libc, "prctl"):
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == parent:
+            gc.disable()  # no finalizer of the parent's objects runs here
+            writer = _keep_only(writer)
+            _reset_signals()
+            _write(writer, _answer(work))
+            status = 0
+    finally:
+        os._exit(status)
+
+
+def _answer(work: Callable[[], object]) -> bytes:
+    try:
+        return pickle.dumps(("value", work()))
+    except CapsuleError as error:
+        return pickle.dumps(("error", error))
+    except BaseException:
+        return pickle.dumps(("defect", traceback.format_exc()))
+
+
+def _keep_only(writer: int) -> int:
+    """Close every descriptor but the answer's; the standard ones lead nowhere. Returns the answer's new number."""
+    kept = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 3)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - no descriptor may stay open
+    except OSError:
+        os.closerange(3, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        return kept
+    for number in numbers:
+        if number > 2 and number != kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+    return kept
+
+
+def _reset_signals() -> None:
+    """React to signals as a new process does."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _write(writer: int, data: bytes) -> None:
+    left = memoryview(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+    while left:
+        left = left[os.write(writer, left) :]
+
+
+def _read(reader: int, until: float) -> tuple[bytes | None, bool]:
+    """Return the answer, None where the child ended without a whole one, and whether either came in time.
+
+    The answer's length is sent before it: whether the pipe was closed may depend on others.
+    """
+    data = bytearray()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    while True:
+        whole = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") if len(data) >= LENGTH_BYTES else sys.maxsize
+        if len(data) >= whole:
+            return bytes(data[LENGTH_BYTES:whole]), True
+        left_ms = int((until - time.monotonic()) * 1000) + 1
+        if left_ms <= 0 or not poll.poll(left_ms):
+            return None, False
+        chunk = os.read(reader, CHUNK)
+        if not chunk:
+            return None, True
+        data += chunk
+
+
+def _end(pid: int) -> int | None:
+    """Kill the child and return its wait status, None if it does not end within a moment."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return _wait(pid)
+
+
+def _wait(pid: int) -> int | None:
+    until = time.monotonic() + REAP_SECONDS
+    pause = 0.0002
+    while True:
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None  # collected by somebody else in this process
+        if found == pid:
+            return status
+        if time.monotonic() > until:
+            _left.add(pid)
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.01)
+
+
+def _reap_left() -> None:
+    """Collect the children left behind that have ended since."""
+    for pid in tuple(_left):
+        try:
+            found, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            found = pid
+        if found:
+            _left.discard(pid)
+
+
+def _ended(status: int | None) -> str:
+    if status is None:
+        return "went away"
+    code = os.waitstatus_to_exitcode(status)
+    return f"exited with status {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
