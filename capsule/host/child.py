@@ -1,54 +1,45 @@
-"""The trial's process as its supervisor sees it: output, exits and signals arrive in one place, one at a time."""
+"""The trial's process as its parent sees it: started in a session of its own, its output kept, its end collected."""
 
 from __future__ import annotations
 
 import os
-import resource
-import selectors
-import signal
-import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import NamedTuple
 
+from capsule.host.loop import Loop
 from capsule.host.output import CappedOutput
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOP_NOW = signal.SIGQUIT
 CHUNK = 1 << 16
 
 
-class Signals:
-    """The signals that this process received: requests to stop, and the wake-ups of exiting children.
+class Usage(NamedTuple):
+    """What a collected process used, its collected descendants included."""
 
-    From here on none is blocked, neither here nor in what this process starts; those held back so far are received.
-    """
+    user_ms: int
+    system_ms: int
+    max_rss_bytes: int
 
-    def __init__(self) -> None:
-        self.stops: list[str] = []
-        self.now = False
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, STOP_NOW, signal.SIGCHLD):
-            signal.signal(number, self._received)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        if number in STOP_SIGNALS:
-            self.stops.append(signal.Signals(number).name)
-        if number == STOP_NOW:
-            self.stops.append(signal.Signals(number).name)
-            self.now = True
-        if len(self.stops) > 1:
-            self.now = True
+def collect() -> list[tuple[int, int, Usage]]:
+    """Collect every exited child of this process: pid, raw wait status and usage of each."""
+    collected: list[tuple[int, int, Usage]] = []
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return collected
+        if pid == 0:
+            return collected
+        used = Usage(int(usage.ru_utime * 1000), int(usage.ru_stime * 1000), usage.ru_maxrss * 1024)
+        collected.append((pid, status, used))
 
 
 class Child:
-    """A started trial: `status` and `usage` are None until its leader was collected."""
+    """A started trial whose output goes into files."""
 
     def __init__(
         self,
@@ -58,17 +49,16 @@ class Child:
         environment: Mapping[str, str],
         inherited: Sequence[int],
         outputs: tuple[CappedOutput, CappedOutput],
-        signals: Signals,
+        loop: Loop,
+        join: Callable[[], object] | None = None,
     ) -> None:
-        """Start the trial in a session of its own.
+        """Start the trial; `join` is called in its process before the program is executed.
 
         Raises:
             OSError: there is no such program or folder, or it cannot be executed.
             ValueError: an argument holds a byte that none can hold.
         """
-        self.status: int | None = None
-        self.usage: resource.struct_rusage | None = None
-        self._signals = signals
+        self._loop = loop
         self._popen = subprocess.Popen(
             list(argv),
             cwd=directory,
@@ -78,55 +68,31 @@ class Child:
             stderr=subprocess.PIPE,
             pass_fds=list(inherited),
             start_new_session=True,
+            preexec_fn=join,
             bufsize=0,
         )
         self.pid = self._popen.pid
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(signals.reader, selectors.EVENT_READ, None)
+        self._pipes: dict[int, CappedOutput] = {}
         for pipe, output in zip((self._popen.stdout, self._popen.stderr), outputs, strict=True):
             assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_READ, output)
+            descriptor = pipe.fileno()
+            os.set_blocking(descriptor, False)
+            self._pipes[descriptor] = output
+            loop.watch(descriptor, partial(self._read, descriptor))
 
-    def turn(self, timeout_ms: int) -> None:
-        """Wait up to `timeout_ms` for output, an exit or a signal, and take in what came."""
-        for key, _ in self._selector.select(max(0, timeout_ms) / 1000):
-            if key.data is None:
-                self._signals.reader.recv(4096)
-            else:
-                self._read(key)
-        self._collect()
-
-    def drain(self, seconds: float) -> bool:
-        """Take in the output that is left; False if somebody outside the tree still holds a pipe open."""
+    def drain(self, seconds: float) -> None:
+        """Take in the output that is left, for at most that long if somebody outside the tree still holds a pipe."""
         until = time.monotonic() + seconds
-        while len(self._selector.get_map()) > 1:
-            if time.monotonic() > until:
-                return False
-            self.turn(50)
-        return True
+        while self._pipes and time.monotonic() < until:
+            self._loop.turn(50)
 
-    def _read(self, key: selectors.SelectorKey) -> None:
-        pipe, output = key.fileobj, key.data
+    def _read(self, descriptor: int) -> None:
         try:
-            data = os.read(key.fd, CHUNK)
+            data = os.read(descriptor, CHUNK)
         except BlockingIOError:
             return
         if data:
-            output.write(data)
+            self._pipes[descriptor].write(data)
         else:
-            self._selector.unregister(pipe)
-            pipe.close()  # type: ignore[union-attr]
-
-    def _collect(self) -> None:
-        """Collect every exited child: the leader, and orphans that the kernel made ours."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self.pid:
-                self.status, self.usage = status, usage
-                self._popen.returncode = status
+            self._loop.forget(descriptor)
+            del self._pipes[descriptor]

@@ -17,6 +17,11 @@ def crash_at(boundaries: int) -> None:
     _crash["left"] = boundaries
 
 
+def crash_never() -> None:
+    """Forget `crash_at` in a process that was forked from one which heeds it."""
+    _crash.clear()
+
+
 def boundary() -> None:
     """Mark a point at which a crash leaves the ledger in a state of its own."""
     if _crash:
@@ -81,5 +86,18 @@ def read_regular(path: Path, limit: int | None = None, *, durable: bool = False)
             sync(descriptor)
         with open(descriptor, "rb", closefd=False) as file:
             return file.read() if limit is None else file.read(limit)
+    finally:
+        os.close(descriptor)
+
+
+def read_tail(path: Path, limit: int) -> bytes:
+    """Return the last `limit` bytes at most of a regular file; nothing of everything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        found = os.fstat(descriptor)
+        return os.pread(descriptor, limit, max(0, found.st_size - limit)) if stat.S_ISREG(found.st_mode) else b""
     finally:
         os.close(descriptor)

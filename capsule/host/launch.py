@@ -25,9 +25,9 @@ from capsule.core.plan import Cell, crossed
 from capsule.core.progress import Process
 from capsule.core.protocol import Observation, Protocol, milliseconds
 from capsule.core.schema import Model, Natural, Parameter, Parameters, plain
-from capsule.host.child import STOP_NOW, STOP_SIGNALS
 from capsule.host.durable import write_durably
 from capsule.host.ledger import Position
+from capsule.host.loop import STOP_NOW, STOP_SIGNALS
 from capsule.host.process import Identity, identify
 from capsule.host.reservation import Reservation
 
@@ -65,6 +65,7 @@ class Limits(Model):
     kill_grace_ms: Natural
     release_grace_ms: Natural
     output_bytes_max: Natural
+    processes_max: Natural
 
 
 class SourceTree(Model):
@@ -89,6 +90,7 @@ class LaunchOrder(Model):
     lease_wait_ms: Natural
     reserved: Reserved
     exclusivity: Literal["required", "best_effort"]
+    on_contamination: Literal["finish", "stop"]
     limits: Limits
     kind: Literal["python", "command"]
     argv: tuple[str, ...]
@@ -159,11 +161,13 @@ def compose(
         lease_wait_ms=lease_wait_ms,
         reserved=reservation.reserved,
         exclusivity=budget.exclusivity,
+        on_contamination=budget.on_contamination,
         limits=Limits(
             wall_ms=milliseconds(budget.wall_limit_seconds),
             kill_grace_ms=milliseconds(budget.kill_grace_seconds),
             release_grace_ms=milliseconds(budget.release_grace_seconds),
             output_bytes_max=budget.output_bytes_max,
+            processes_max=budget.processes_max,
         ),
         kind=kind,
         argv=argv,
@@ -321,7 +325,7 @@ class Supervision:
             return None
 
     def stop(self, number: signal.Signals = signal.SIGTERM, *, now: bool = False) -> None:
-        """Ask the supervisor to end the trial, naming the signal that is the reason: after the kill grace, or at once."""
+        """Ask the supervisor to end the trial, for the reason that this signal is: after the kill grace, or at once."""
         self._process.send_signal(STOP_NOW if now else number)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from capsule.core.errors import DriftError, MachineError
 from capsule.core.manifest import read_sources
-from capsule.host.devices import Backend, backend_for
+from capsule.host.devices import Backend
 from capsule.host.devices.base import Baseline
 from capsule.host.launch import SourceTree
 from capsule.host.lease import Holder
@@ -28,37 +27,17 @@ class Refusal(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class IdleDevices:
-    """The leased devices as they looked before anything ran on them."""
-
-    backends: Mapping[str, Backend]
-    baseline: Baseline
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment by which a child sees these devices only."""
-        first = next(iter(self.backends.values()))
-        return first.environment(list(self.backends))
-
-    def unclean(self) -> str | None:
-        """Return words on every device that is not back at its baseline; raises MachineError if one is lost."""
-        found = [backend.unclean(uuid, baseline_of(self.baseline, uuid)) for uuid, backend in self.backends.items()]
-        return "; ".join(words for words in found if words) or None
-
-
 def inspect_devices(
-    devices: Sequence[str], inherited: Mapping[str, Holder], exclusivity: Literal["required", "best_effort"]
-) -> IdleDevices:
-    """Look at leased devices.
+    backends: Mapping[str, Backend], inherited: Mapping[str, Holder], exclusivity: Literal["required", "best_effort"]
+) -> Baseline:
+    """Look at leased devices; returns how they look when idle, every key begun with the device's UUID.
 
     Raises:
         Refusal: a device is not idle, or not known to be where that is required.
         MachineError: a device is not there or does not answer.
     """
-    backends: dict[str, Backend] = {}
     baseline: Baseline = {}
-    for uuid in devices:
-        backend = backends[uuid] = backend_for(uuid)
+    for uuid, backend in backends.items():
         if uuid in inherited:
             _check_inherited(uuid, inherited[uuid], backend)
         found = backend.occupancy(uuid, own=())
@@ -67,7 +46,7 @@ def inspect_devices(
         if found.exclusivity == "unverifiable" and exclusivity == "required":
             raise Refusal("unverifiable", f"exclusivity is required and cannot be proven: {found.words}")
         baseline |= {f"{uuid}.{key}": value for key, value in backend.baseline(uuid).items()}
-    return IdleDevices(backends, baseline)
+    return baseline
 
 
 def _check_inherited(uuid: str, left: Holder, backend: Backend) -> None:

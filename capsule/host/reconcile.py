@@ -1,36 +1,50 @@
 """Settling what a crash left open: every open attempt whose supervisor is gone gets its bounds, once.
 
 An attempt with a live supervisor is left alone, also one that has gone silent: its lease is never stolen. What a dead
-supervisor left running is ended first, and charged to its observed end. Otherwise the end was not observed: the charge
-lies between the last durable event and the first proof of death, and the upper bound is debited. What is not known is
-never refunded. A second call finds nothing to do.
+supervisor left running, its watchdog included, is ended first, and charged to its observed end. Otherwise the end was
+not observed: the charge lies between the last durable event and the first proof of death, and the upper bound is
+debited. What is not known is never refunded. A second call finds nothing to do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled
-from capsule.core.errors import CapsuleError
-from capsule.core.schema import Model
+from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled, Reserved
+from capsule.core.errors import MachineError
 from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
+from capsule.host.cgroup import Cgroup
 from capsule.host.clock import ClockSource, read_clock, realtime_ms, same_boot
-from capsule.host.durable import read_regular
-from capsule.host.launch import LAUNCHER, ORDER, LaunchOrder
+from capsule.host.devices import backend_for
+from capsule.host.killable import call
+from capsule.host.launch import LaunchOrder
 from capsule.host.lease import lease_path, read_holder
 from capsule.host.ledger import Ledger, Transaction
-from capsule.host.preflight import TREE
-from capsule.host.process import Identity, Stat, descendants, is_alive, lock_owners, read_stat, send, with_environment
+from capsule.host.preflight import TREE, baseline_of
+from capsule.host.process import (
+    Identity,
+    Stat,
+    descendants,
+    end_tree,
+    is_alive,
+    lock_owners,
+    read_stat,
+    recorded,
+    send,
+    survivors,
+    with_environment,
+)
 from capsule.host.settlement import cut_journal, observed_charge, read_rows
-from capsule.host.supervisor import FAILURE, IDENTITY, Failure, heartbeat_interval_ms
-
-T = TypeVar("T", bound=Model)
+from capsule.host.supervisor import heartbeat_interval_ms
+from capsule.host.telemetry_file import mend
+from capsule.host.traces import SEEN, Traces, read_traces
 
 SILENT_INTERVALS = 3
 """After that many intervals between heartbeats without one, a supervisor that lives has gone silent."""
@@ -45,17 +59,6 @@ class Finding:
     attempt: str
     state: Literal["starting", "running", "silent", "reconciled"]
     words: str
-
-
-@dataclass(frozen=True)
-class _Traces:
-    """What an attempt left on this machine; None where nothing readable is there."""
-
-    directory: Path
-    order: LaunchOrder | None
-    supervisor: Identity | None
-    launcher: Identity | None
-    failure: Failure | None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def reconcile(ledger: Ledger, attempts_dir: Path, lease_dir: Path, *, clock: Clo
     findings = []
     for attempt in account.attempts.values():
         if attempt.open:
-            traces = _traces(attempts_dir / attempt.id)
+            traces = read_traces(attempts_dir / attempt.id)
             events = [event for event in chain.events if event.attempt == attempt.id]
             findings.append(_reconcile_one(ledger, attempt, events, traces, lease_dir, clock))
     return findings
@@ -83,33 +86,26 @@ def reconcile(ledger: Ledger, attempts_dir: Path, lease_dir: Path, *, clock: Clo
 
 def liveness(
     attempt: Attempt, attempts_dir: Path, last: Clock, now: Clock
-) -> Literal["starting", "running", "silent", "lost"]:
-    """Say whether somebody looks after an open attempt, whose last event is of `last`; changes nothing."""
-    holder = _living_holder(attempt, last, _traces(attempts_dir / attempt.id), now)
+) -> Literal["starting", "running", "silent", "watched", "lost"]:
+    """Say whether somebody looks after an open attempt, whose last event is of `last`; changes nothing.
+
+    `watched`: its supervisor is gone, and its watchdog ends it at its wall limit, unless another command does before.
+    """
+    traces = read_traces(attempts_dir / attempt.id)
+    holder = _living_holder(attempt, last, traces, now)
     if holder is None or holder.state == "reconciled":
-        return "lost"
+        return "watched" if _watchdog(traces) is not None else "lost"
     return holder.state
 
 
-def _traces(directory: Path) -> _Traces:
-    def read(model: type[T], name: str) -> T | None:
-        try:
-            data = read_regular(directory / name)
-            return model.from_bytes(data, name) if data is not None else None
-        except (OSError, CapsuleError):
-            return None
-
-    return _Traces(
-        directory,
-        read(LaunchOrder, ORDER),
-        read(Identity, IDENTITY),
-        read(Identity, LAUNCHER),
-        read(Failure, FAILURE),
-    )
+def _watchdog(traces: Traces) -> Stat | None:
+    """Return an attempt's watchdog if it lives."""
+    found = traces.whereabouts.watchdog if traces.whereabouts else None
+    return read_stat(found.pid) if found is not None and is_alive(found) else None
 
 
 def _reconcile_one(
-    ledger: Ledger, attempt: Attempt, events: Sequence[Event], traces: _Traces, lease_dir: Path, clock: ClockSource
+    ledger: Ledger, attempt: Attempt, events: Sequence[Event], traces: Traces, lease_dir: Path, clock: ClockSource
 ) -> Finding:
     holder = _living_holder(attempt, events[-1].at, traces, clock())
     if holder is not None:
@@ -120,6 +116,7 @@ def _reconcile_one(
         if left:
             pids = ", ".join(str(item.pid) for item in left)
             return Finding(attempt.id, "silent", f"its supervisor is gone and pid {pids} cannot be ended")
+        _await_clean(attempt, traces)
         ending = _ending(attempt, events, traces, clock(), killed=True)
     elif _held_by_unknown(attempt, traces, ledger, lease_dir):
         return Finding(attempt.id, "silent", "its lease is still held, by a process that cannot be seen from here")
@@ -128,9 +125,9 @@ def _reconcile_one(
     return _write(ledger, attempt, traces, ending, clock)
 
 
-def _living_holder(attempt: Attempt, last: Clock, traces: _Traces, now: Clock) -> Finding | None:
+def _living_holder(attempt: Attempt, last: Clock, traces: Traces, now: Clock) -> Finding | None:
     """Return the finding for an attempt that somebody still looks after."""
-    supervisor = traces.supervisor
+    supervisor = traces.whereabouts.supervisor if traces.whereabouts else None
     if supervisor is not None and is_alive(supervisor):
         silent_ms = now.boottime_ms - last.boottime_ms
         elapsed_ms = last.boottime_ms - attempt.intent.leased.boottime_ms if attempt.intent else 0
@@ -148,7 +145,7 @@ def _living_holder(attempt: Attempt, last: Clock, traces: _Traces, now: Clock) -
 # What a dead supervisor left running.
 
 
-def _leftovers(attempt: Attempt, traces: _Traces, lease_dir: Path) -> list[Stat]:
+def _leftovers(attempt: Attempt, traces: Traces, lease_dir: Path) -> list[Stat]:
     """Return the live processes that are certainly of this attempt's tree: a reused pid never is."""
     found: list[Stat] = []
     spawned = attempt.spawned
@@ -157,8 +154,13 @@ def _leftovers(attempt: Attempt, traces: _Traces, lease_dir: Path) -> list[Stat]
         stat = read_stat(spawned.pid)
         if stat is not None and is_alive(leader):
             found += [stat, *descendants(spawned.pid)]
+    watchdog = _watchdog(traces)
+    if watchdog is not None:
+        found += [watchdog, *descendants(watchdog.pid)]
+    found += [item for item in survivors(recorded(traces.directory / SEEN)) if _is_of_owner(item, traces)]
     if traces.order is not None:
         found += with_environment(TREE, traces.order.token)
+        found += filter(None, map(read_stat, _cgroup_processes(traces, traces.order)))
         for device in traces.order.reserved.devices:
             path = lease_path(lease_dir, device)
             holder = read_holder(path)
@@ -168,27 +170,44 @@ def _leftovers(attempt: Attempt, traces: _Traces, lease_dir: Path) -> list[Stat]
     return list(distinct.values())
 
 
-def _end(attempt: Attempt, traces: _Traces, lease_dir: Path) -> list[Stat]:
+def _is_of_owner(process: Stat, traces: Traces) -> bool:
+    """Whether a process that a file in the attempt's folder names runs as whom that folder belongs to."""
+    try:
+        return Path(f"/proc/{process.pid}").stat().st_uid == traces.directory.stat().st_uid
+    except OSError:
+        return False
+
+
+def _cgroup_processes(traces: Traces, order: LaunchOrder) -> list[int]:
+    """Return who is in the attempt's own cgroup; an empty one is removed."""
+    found = Path(traces.whereabouts.cgroup) if traces.whereabouts and traces.whereabouts.cgroup else None
+    if found is None or found.name != f"capsule-{order.token}":
+        return []
+    cgroup = Cgroup(found)
+    pids = cgroup.processes()
+    if not pids:
+        cgroup.remove()
+    return pids
+
+
+def _end(attempt: Attempt, traces: Traces, lease_dir: Path) -> list[Stat]:
     """End what is left: ask, wait for the kill grace, kill; returns what would not die."""
     grace_ms = traces.order.limits.kill_grace_ms if traces.order else 0
     kill_at = time.monotonic() + grace_ms / 1000
-    give_up_at = kill_at + ENDING_SECONDS
     asked: set[tuple[int, int]] = set()
     while left := _leftovers(attempt, traces, lease_dir):
         now = time.monotonic()
-        if now >= give_up_at:
-            return left
+        if now >= kill_at:
+            return end_tree(lambda: _leftovers(attempt, traces, lease_dir), seconds=ENDING_SECONDS)
         for item in left:
-            if now >= kill_at:
-                send(item, signal.SIGKILL)
-            elif (item.pid, item.start_ticks) not in asked:
-                asked.add((item.pid, item.start_ticks))
+            if item.name not in asked:
+                asked.add(item.name)
                 send(item, signal.SIGTERM)
         time.sleep(0.02)
     return []
 
 
-def _held_by_unknown(attempt: Attempt, traces: _Traces, ledger: Ledger, lease_dir: Path) -> bool:
+def _held_by_unknown(attempt: Attempt, traces: Traces, ledger: Ledger, lease_dir: Path) -> bool:
     """Whether a lease says that this attempt holds it and is locked, by a process that cannot be found."""
     assert attempt.reserved is not None
     protocol = ledger.read()[1].protocol
@@ -224,16 +243,17 @@ def _is_locked(path: Path) -> bool:
 # What it cost.
 
 
-def _ending(attempt: Attempt, events: Sequence[Event], traces: _Traces, now: Clock, *, killed: bool) -> _Ending:
+def _ending(attempt: Attempt, events: Sequence[Event], traces: Traces, now: Clock, *, killed: bool) -> _Ending:
     assert attempt.reserved is not None
     devices = len(attempt.reserved.devices)
     if attempt.intent is None:
         none = Charge(lower_ms=0, upper_ms=0, debited_ms=0, observed=True)
         return _Ending("never_started", "no intent was written, so nothing was started", none)
     leased = attempt.intent.leased
-    failure = traces.failure
+    failure, note = traces.failure, traces.note
     outcome: Outcome = "ledger_failed" if failure else "lost"
     why = f"its supervisor could not write the ledger: {failure.words}" if failure else "its supervisor is gone"
+    why += f"; {note.words}" if note else ""
     if attempt.released is not None:
         charge = observed_charge(devices, leased, attempt.released)
         return _Ending(outcome, f"{why}; the device had been released", charge)
@@ -244,8 +264,12 @@ def _ending(attempt: Attempt, events: Sequence[Event], traces: _Traces, now: Clo
         if event.name == "held_unknown":
             dead, proof = event.at, "an earlier reconciliation"
             break
-    if failure is not None and same_boot(failure.emptied.boot_id, leased.boot_id):
-        dead, proof = failure.emptied, "its supervisor's note that the tree was empty"
+    seen = failure or note
+    if seen is not None and same_boot(seen.emptied.boot_id, leased.boot_id):
+        released_ms = seen.emptied.boottime_ms + _release_ms(attempt.reserved, traces)
+        if not same_boot(dead.boot_id, leased.boot_id) or released_ms < dead.boottime_ms:
+            dead = seen.emptied.model_copy(update={"boottime_ms": released_ms})
+            proof = f"its {'supervisor' if failure else 'watchdog'}'s note that the tree was empty"
     lower = devices * (last.boottime_ms - leased.boottime_ms)
     if same_boot(dead.boot_id, leased.boot_id):
         upper = devices * (dead.boottime_ms - leased.boottime_ms)
@@ -256,6 +280,31 @@ def _ending(attempt: Attempt, events: Sequence[Event], traces: _Traces, now: Clo
         evidence = f"the machine started again; last event at {last.realtime}, no process outlives a boot"
     upper = max(lower, upper)
     return _Ending(outcome, evidence, Charge(lower_ms=lower, upper_ms=upper, debited_ms=upper, observed=False))
+
+
+def _release_ms(reserved: Reserved, traces: Traces) -> int:
+    """Return how long after the end of its tree an attempt's device may still have been in use."""
+    if reserved.unit == "cpu":
+        return 0
+    return traces.order.limits.release_grace_ms if traces.order else reserved.reserved_ms
+
+
+def _await_clean(attempt: Attempt, traces: Traces) -> None:
+    """Wait until the attempt's devices are back at their baseline, at most for the grace: until then it is charged."""
+    order, intent = traces.order, attempt.intent
+    if order is None or intent is None or order.reserved.unit == "cpu":
+        return
+
+    def unclean() -> bool:
+        baseline = intent.device_baseline
+        return any(backend_for(uuid).unclean(uuid, baseline_of(baseline, uuid)) for uuid in order.reserved.devices)
+
+    until = time.monotonic() + order.limits.release_grace_ms / 1000
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(MachineError):
+            if not call(unclean, max(1.0, left)):
+                return
+        time.sleep(0.1)
 
 
 def _last_sign_of_life(events: Sequence[Event]) -> Clock:
@@ -270,8 +319,9 @@ def _upper_after_boot(reserved_ms: int, devices: int, leased: Clock, now: Clock)
     return min(devices * elapsed_ms, reserved_ms) if elapsed_ms > 0 else reserved_ms
 
 
-def _write(ledger: Ledger, attempt: Attempt, traces: _Traces, ending: _Ending, clock: ClockSource) -> Finding:
+def _write(ledger: Ledger, attempt: Attempt, traces: Traces, ending: _Ending, clock: ClockSource) -> Finding:
     order = traces.order
+    mend(traces.directory)
     irregular, cut = irregular_words(traces.directory), cut_journal(traces.directory)
     evidence = "; ".join([ending.evidence, *irregular, *([cut] if cut else [])])
     files = finish_files(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
-from capsule.core.attempt import Charge, Clock, Exit, Outcome
+from capsule.core.attempt import COMPLETED, Charge, Clock, Exit, Outcome
 from capsule.core.errors import MalformedError
 from capsule.core.manifest import read_sources
 from capsule.core.progress import Process, outcome_of
 from capsule.core.record import Journal, read_journal
-from capsule.host import launch
+from capsule.host import launch, oom
 from capsule.host.attempt_files import make_way
-from capsule.host.durable import read_regular, write_durably
+from capsule.host.cgroup import Cgroup
+from capsule.host.child import Usage
+from capsule.host.clock import realtime_ms
+from capsule.host.durable import read_regular, read_tail, write_durably
 from capsule.host.launch import IMPORTS, JOURNAL, LaunchOrder
 from capsule.host.provenance import SnapshotTree, judge_imports, read_imports
 
@@ -27,15 +30,15 @@ Cause = tuple[Outcome, str]
 """Why the supervisor itself ended a trial, and its evidence."""
 
 
-def failed_exit(words: str) -> Exit:
-    """Return the exit of a program that could not be executed."""
+def failed_exit(cause: str, words: str) -> Exit:
+    """Return the exit of a program that was not started, or of which that is not known."""
     return Exit(
-        wait_status=None, exit_code=None, signal=None, core_dumped=False, cause="exec_failed", evidence=words,
+        wait_status=None, exit_code=None, signal=None, core_dumped=False, cause=cause, evidence=words,
         user_ms=0, system_ms=0, max_rss_bytes=0,
     )  # fmt: skip
 
 
-def observed_exit(status: int, usage: resource.struct_rusage, cause: Cause | None) -> Exit:
+def observed_exit(status: int, usage: Usage, cause: Cause | None) -> Exit:
     """Return the exit of a collected process: its raw wait status and what that says."""
     by_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -47,9 +50,9 @@ def observed_exit(status: int, usage: resource.struct_rusage, cause: Cause | Non
         core_dumped=os.WCOREDUMP(status),
         cause=cause[0] if cause else "exited" if by_signal is None else "signalled",
         evidence=f"{words}; {cause[1]}" if cause else words,
-        user_ms=int(usage.ru_utime * 1000),
-        system_ms=int(usage.ru_stime * 1000),
-        max_rss_bytes=usage.ru_maxrss * 1024,
+        user_ms=usage.user_ms,
+        system_ms=usage.system_ms,
+        max_rss_bytes=usage.max_rss_bytes,
     )
 
 
@@ -67,19 +70,27 @@ def judge(
     journal: Journal,
     *,
     cause: Cause | None,
-    leaked: str | None,
-    drift: str | None,
-    foreign: str | None,
+    device: Cause | None = None,
+    shared: Cause | None = None,
+    killed: Cause | None = None,
+    leaked: str | None = None,
+    drift: str | None = None,
+    foreign: str | None = None,
     cut: str | None = None,
 ) -> tuple[Outcome, str]:
-    """Judge an attempt: the supervisor's own reason first, then how the trial ended, then what it recorded."""
+    """Judge an attempt: the supervisor's own reason first, then its device, how the trial ended, and what it recorded.
+
+    `device` is a fault of a device, `killed` what is known of a SIGKILL that the supervisor did not send, `shared` that
+    exclusivity was not as required: it takes the place of an outcome that would count.
+    """
     if cause is not None:
         return cause
+    if device is not None:
+        return device
     if exited.wait_status is None:
-        return "exec_failed", exited.evidence
+        return exited.cause, exited.evidence  # type: ignore[return-value]  # the supervisor's own word
     if exited.signal is not None:
-        unknown = ", which this supervisor did not send" if exited.signal == signal.SIGKILL else ""
-        return "signalled", exited.evidence + unknown
+        return killed or ("signalled", exited.evidence)
     if exited.exit_code:
         return "exit_nonzero", exited.evidence
     if leaked is not None:
@@ -91,7 +102,47 @@ def judge(
     if cut is not None:
         return "bad_records", cut
     outcome, evidence = outcome_of(Process(0, order.cells), journal)
+    if shared is not None and outcome in COMPLETED:
+        return shared
     return outcome, evidence  # type: ignore[return-value]
+
+
+def cause_of_sigkill(exited: Exit, cgroup: Cgroup | None, pids: Sequence[int], leased: Clock) -> Cause | None:
+    """Say who sent a SIGKILL that the supervisor did not send, by evidence alone; None for any other end."""
+    if exited.signal != signal.SIGKILL or exited.cause != "signalled":
+        return None
+    kills = cgroup.oom_kills() if cgroup is not None else None
+    if kills:
+        return "oom_cgroup", f"{exited.evidence}; its cgroup ran out of memory and {kills} processes were killed"
+    found = oom.find(pids, leased.boottime_ms)
+    if found is not None:
+        return found[0], f"{exited.evidence}; {found[1]}"
+    return "sigkill_unattributed", f"{exited.evidence}, which this supervisor did not send"
+
+
+DEVICE_MEMORY = (b"CUDA out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"cudaErrorMemoryAllocation")
+
+
+def memory_hint(order: LaunchOrder, exited: Exit, journal: Journal) -> str | None:
+    """Return a hint that device memory ran out: a reading of what the trial printed or recorded, and no excuse."""
+    if exited.exit_code == 0 and all(row.error is None for row in journal.rows.values()):
+        return None
+    text = read_tail(Path(order.attempt_dir) / "stderr", 1 << 16)
+    if any(words in text for words in DEVICE_MEMORY):
+        return "hint: its output says that device memory ran out (device_oom)"
+    return None
+
+
+CLOCK_STEP_MS = 2_000
+
+
+def clock_step(leased: Clock, released: Clock) -> str | None:
+    """Return words if the wall clock did not move with the boot-time clock, by which alone an attempt is charged."""
+    wall_ms = realtime_ms(released.realtime) - realtime_ms(leased.realtime)
+    step_ms = wall_ms - (released.boottime_ms - leased.boottime_ms)
+    if abs(step_ms) < CLOCK_STEP_MS:
+        return None
+    return f"clock_step: the wall clock moved by {step_ms / 1000:+.1f} s against the boot-time clock"
 
 
 def foreign_imports(order: LaunchOrder, journal: Journal) -> str | None:

@@ -3,16 +3,15 @@
     python -m capsule.host.supervisor ORDER.json
 
 It takes the lease, looks at the idle device, writes `intent`, starts the trial, and from then on writes before it
-acts: why it stops a trial before it signals, that the tree is empty, that the device is clean, and the charge. Every
-descendant of the trial is below it (it is a subreaper), so the tree is emptied whole, whatever daemons a trial started.
-If the ledger cannot be written while the trial runs, the trial is stopped and the attempt stays open: an attempt whose
-cost cannot be written down must not go on.
+acts: why it stops a trial before it signals, that the tree is empty, that the device is clean, and the charge. Two
+processes are forked off it: the watchdog, which is the trial's parent and ends it if the supervisor cannot, and the
+sampler, which asks the driver and may hang there. If the ledger cannot be written while the trial runs, the trial is
+stopped and the attempt stays open: an attempt whose cost cannot be written down must not go on.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -35,40 +34,49 @@ from capsule.core.attempt import (
 from capsule.core.errors import BusyError, CapsuleError, MachineError, RefusedError
 from capsule.core.redact import redact_text
 from capsule.core.schema import Model
-from capsule.host import launch
+from capsule.core.telemetry import Sample, worst
+from capsule.host import launch, traces
 from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
-from capsule.host.child import Child, Signals
+from capsule.host.attempt_tree import AttemptTree
+from capsule.host.child import collect
 from capsule.host.clock import ClockSource, read_clock
 from capsule.host.devices.base import Baseline
-from capsule.host.durable import crash_at, sync, write_durably
-from capsule.host.lease import Holder, Lease, take
+from capsule.host.durable import crash_at, sync
+from capsule.host.lease import Holder, Lease, quarantine, quarantined, take
 from capsule.host.ledger import Ledger
-from capsule.host.output import CappedOutput
-from capsule.host.preflight import TREE, IdleDevices, Refusal, inspect_devices, source_drifts
-from capsule.host.process import become_subreaper, descendants, identify, is_alive, read_stat, send
+from capsule.host.loop import Loop, Signals
+from capsule.host.preflight import TREE, Refusal, source_drifts
+from capsule.host.process import become_subreaper, identify, is_alive
+from capsule.host.sampler import Sampler
 from capsule.host.settlement import (
     Cause,
+    cause_of_sigkill,
+    clock_step,
     cut_journal,
     failed_exit,
     foreign_imports,
     judge,
+    memory_hint,
     observed_charge,
     observed_exit,
     read_rows,
     suspended_ms,
     write_end_record,
 )
-
-IDENTITY = "supervisor.json"
-FAILURE = "ledger_failed.json"
+from capsule.host.telemetry_file import TelemetryFile
+from capsule.host.watchdog import LINGER_MS, Trial, Watchdog
 
 FIRST_HEARTBEAT_MS = 1_000
 HEARTBEAT_MS = 5_000
 HEARTBEAT_MS_MAX = 60_000
 HEARTBEAT_GROWTH = 100
-LINGER_MS = 1_000
-"""How long helpers of a finished trial may take to notice that it is gone before they count as leaked."""
 TURN_MS = 50
+LOOK_MS = 1_000
+"""How often the tree is counted and recorded."""
+DRIVER_SECONDS = 30.0
+"""How long the driver may take to say how the idle device looks."""
+WATCHDOG_MS = 3_000
+"""How long a watchdog whose trial has ended may take to say so and to end."""
 
 
 def heartbeat_interval_ms(elapsed_ms: int) -> int:
@@ -89,15 +97,22 @@ class Supervisor:
         self.directory = Path(order.attempt_dir)
         self.ledger = Ledger(Path(order.ledger), Path(order.ledger_head), resumed=order.ledger_position)
         self.secrets = secrets_of(order.secrets)
-        self.signals = Signals()
+        self.loop = Loop()
+        self.signals = Signals(self.loop)
         self.leased = clock()
-        self.devices = IdleDevices({}, {})
-        self.outputs: tuple[CappedOutput, ...] = ()
-        self.child: Child | None = None
+        self.baseline: Baseline = {}
+        self.sees: dict[str, str] = {}
+        self.telemetry = TelemetryFile(self.directory)
+        self.sampler = Sampler(order.reserved.devices, self.loop, clock, self._sampled)
+        self.watchdog: Watchdog | None = None
+        self.tree = AttemptTree(self.directory, order.token, order.limits.processes_max)
+        self.tree.sampler = self.sampler.pid
         self.journal = -1
         self.cause: Cause | None = None
+        self.alarm: Cause | None = None
         self.kill_at_ms = 0
         self.beat_at_ms = 0
+        self.look_at_ms = 0
         self.heartbeat_at_ms = 0
 
     def run(self) -> int:
@@ -110,24 +125,37 @@ class Supervisor:
             lease = take(
                 Path(order.lease_dir),
                 order.reserved.devices,
-                self._holder({}),
+                self._holder(),
                 wait_ms=order.lease_wait_ms,
                 cancelled=lambda: bool(self.signals.stops),
             )
         except (Refusal, CapsuleError) as error:
+            self.sampler.kill()
             return self._refuse(error)
         try:
-            self.leased = self.clock()
             try:
-                self.devices = inspect_devices(order.reserved.devices, lease.inherited, order.exclusivity)
-                if self.signals.stops:
-                    raise Refusal("user", "stopped")
-                lease.write(self._holder(self.devices.baseline))
+                self._inspect(lease)
             except (Refusal, MachineError) as error:
                 return self._refuse(error)
             return self._guarded(lease)
         finally:
+            self.sampler.kill()
+            self.tree.forget()
             lease.release()
+
+    def _inspect(self, lease: Lease) -> None:
+        """Look at the leased devices before anything is started."""
+        self.leased = self.clock()
+        for device in self.order.reserved.devices:
+            barred = quarantined(Path(self.order.lease_dir), device)
+            if barred is not None:
+                raise Refusal("quarantined", f"device {device} is quarantined: {barred.words}")
+        self.baseline, self.sees = self.sampler.inspect(
+            lease.inherited, self.order.exclusivity, DRIVER_SECONDS, lambda: bool(self.signals.stops)
+        )
+        if self.signals.stops:
+            raise Refusal("user", "stopped")
+        lease.write(self._holder())
 
     def _guarded(self, lease: Lease) -> int:
         """Run the attempt; whatever goes wrong here, the trial does not outlive it."""
@@ -143,7 +171,7 @@ class Supervisor:
             self._abandon(repr(error))
             return launch.DEFECT
 
-    def _holder(self, baseline: Baseline) -> Holder:
+    def _holder(self) -> Holder:
         order, since = self.order, self.clock().realtime
         return Holder(
             protocol=order.protocol,
@@ -151,7 +179,7 @@ class Supervisor:
             pid=os.getpid(),
             since=since,
             token=order.token,
-            baseline=baseline,
+            baseline=self.baseline,
         )
 
     def _refuse(self, error: Refusal | CapsuleError) -> int:
@@ -181,7 +209,7 @@ class Supervisor:
             supervisor_pid=os.getpid(),
             argv=tuple(redact_text(argument, secrets) for argument in launch.shown_argv(order)),
             snapshot=order.snapshot,
-            device_baseline=self.devices.baseline,
+            device_baseline=self.baseline,
         )
         try:
             self._append("intent", intent)
@@ -191,100 +219,147 @@ class Supervisor:
         return True
 
     def _attempt(self, lease: Lease) -> int:
-        failure = self._spawn(lease)
-        if failure is None:
-            self._watch(lease)
-        exited = self._exit(failure)
+        exited = self._spawn(lease) or self._watch(lease)
         self._append("exit", exited)
         leaked = self._empty_tree()
+        self._dismiss_watchdog()
         clean = self._clean_device()
         if clean.clean:
             lease.clear()
         self._settle(exited, leaked, clean)
         return launch.SETTLED
 
-    def _spawn(self, lease: Lease) -> str | None:
-        """Start the trial; words if it could not be executed."""
+    def _spawn(self, lease: Lease) -> Exit | None:
+        """Start the trial; its exit if it could not be started."""
         order = self.order
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.journal = os.open(self.directory / launch.JOURNAL, flags, 0o644)
-        limit = order.limits.output_bytes_max
-        stdout, stderr = (CappedOutput(self.directory / name, limit) for name in ("stdout", "stderr"))
-        self.outputs = (stdout, stderr)
-        try:
-            self.child = Child(
-                order.argv,
-                directory=Path(order.directory),
-                environment=self._environment(),
-                inherited=list(lease.descriptors.values()),
-                outputs=(stdout, stderr),
-                signals=self.signals,
-            )
-        except OSError as error:
-            return f"{error.filename or order.argv[0]}: {error.strerror}"
-        except ValueError as error:
-            return f"{order.argv[0]!r} and its arguments cannot be passed on: {error}"
-        found = read_stat(self.child.pid)
-        self._append("spawned", Spawned(pid=self.child.pid, start_ticks=found.start_ticks if found else 0))
+        environment = launch.trial_environment(os.environ) | self.sees | order.environment | {TREE: order.token}
+        mismatch = self._mismatch(environment)
+        if mismatch is not None:
+            return failed_exit("device_mismatch", mismatch)
+        self.tree.enclose()
+        trial = Trial(
+            argv=order.argv,
+            directory=Path(order.directory),
+            environment=environment,
+            inherited=list(lease.descriptors.values()),
+            attempt_dir=self.directory,
+            output_bytes_max=order.limits.output_bytes_max,
+            deadline_ms=self.leased.boottime_ms + order.limits.wall_ms,
+            kill_grace_ms=order.limits.kill_grace_ms,
+            cgroup=self.tree.cgroup,
+        )
+        watchdog = self.watchdog = Watchdog(trial, self.loop, self.clock)
+        self.tree.watchdog = watchdog.pid
+        self._leave_whereabouts()
+        while watchdog.started is None and watchdog.failure is None and not watchdog.gone:
+            self._turn(TURN_MS)
+        if watchdog.failure is not None:
+            return failed_exit("exec_failed", watchdog.failure)
+        if watchdog.started is None:
+            return failed_exit("lost", "the watchdog was killed before it said that the trial had started")
+        pid, start_ticks = watchdog.started
+        self._append("spawned", Spawned(pid=pid, start_ticks=start_ticks))
         return None
 
-    def _environment(self) -> dict[str, str]:
-        """Pass the environment through, except what would let unfrozen code in or show devices not leased."""
-        kept = launch.trial_environment(os.environ)
-        return kept | self.devices.environment() | self.order.environment | {TREE: self.order.token}
+    def _leave_whereabouts(self) -> None:
+        watchdog = identify(self.watchdog.pid) if self.watchdog else None
+        cgroup = str(self.tree.cgroup.path) if self.tree.cgroup else None
+        found = traces.Whereabouts(supervisor=identify(os.getpid()), watchdog=watchdog, cgroup=cgroup)
+        traces.leave(self.directory, traces.WHEREABOUTS, found)
 
-    def _watch(self, lease: Lease) -> None:
-        """Until the leader was collected: heartbeats, the deadline, requests to stop."""
-        child, limits = self.child, self.order.limits
-        assert child is not None
-        self.beat_at_ms = self.clock().boottime_ms + FIRST_HEARTBEAT_MS
+    def _mismatch(self, environment: dict[str, str]) -> str | None:
+        """Compare the devices that a program with this environment sees with those that were leased."""
+        if self.order.reserved.unit == "cpu":
+            return None
+        try:
+            found = self.sampler.visible(environment, lambda: bool(self.signals.stops))
+        except (Refusal, MachineError) as error:
+            print(f"which devices the trial sees is not known: {error}", file=sys.stderr)
+            return None
+        leased = sorted(self.order.reserved.devices)
+        if found is None or sorted(found) == leased:
+            return None
+        return f"expected a program to see {', '.join(leased)}, found {', '.join(found) or 'no device'}"
+
+    def _watch(self, lease: Lease) -> Exit:
+        """Until the leader was collected: heartbeats, the deadline, alarms and requests to stop."""
+        watchdog, limits = self.watchdog, self.order.limits
+        assert watchdog is not None
         deadline_ms = self.leased.boottime_ms + limits.wall_ms
-        while child.status is None:
+        self.beat_at_ms = self.look_at_ms = self.clock().boottime_ms + FIRST_HEARTBEAT_MS
+        while watchdog.status is None or watchdog.usage is None:
             now = self.clock()
-            if self.cause is None and self.signals.stops:
-                self._stop("user", f"{self.signals.stops[0]} was received")
-            if self.cause is None and now.boottime_ms >= deadline_ms:
-                self._stop("wall_limit", f"{limits.wall_ms / 1000:g} s since the lease")
+            if self.cause is None:
+                self._check(watchdog, now, deadline_ms)
             if now.boottime_ms >= self.beat_at_ms:
                 self._beat(now)
                 loss = lease.loss() if self.cause is None else None
                 if loss is not None:
                     self._stop("lease_lost", loss)
+            if now.boottime_ms >= self.look_at_ms:
+                self._look(now)
             if self.cause is not None and (self.signals.now or now.boottime_ms >= self.kill_at_ms):
-                self._signal_tree(signal.SIGKILL)
-                child.turn(TURN_MS)
+                self.tree.kill()
+                if now.boottime_ms >= self.kill_at_ms + WATCHDOG_MS and not self.tree.live():
+                    watchdog.kill()
+                self._turn(TURN_MS)
                 continue
-            until = min(self.beat_at_ms, deadline_ms if self.cause is None else self.kill_at_ms)
-            child.turn(until - self.clock().boottime_ms)
+            until = min(
+                self.beat_at_ms, self.look_at_ms, deadline_ms if self.cause is None else self.kill_at_ms
+            )
+            self._turn(until - self.clock().boottime_ms)
+        return observed_exit(watchdog.status, watchdog.usage, self.cause)
+
+    def _check(self, watchdog: Watchdog, now: Clock, deadline_ms: int) -> None:
+        """Stop the trial if there is a reason to."""
+        if self.signals.stops:
+            self._stop("user", f"{self.signals.stops[0]} was received")
+        elif now.boottime_ms >= deadline_ms:
+            self._stop("wall_limit", f"{self.order.limits.wall_ms / 1000:g} s since the lease")
+        elif watchdog.gone:
+            self._stop("lost", f"its watchdog, pid {watchdog.pid}, was killed, and what it printed since is lost")
+        elif watchdog.overruled is not None:
+            self._stop("wall_limit", watchdog.overruled)
+        elif self.alarm is not None:
+            self._stop(*self.alarm)
+
+    def _sampled(self, sample: Sample) -> None:
+        """Keep a sample; raise the alarm if the trial should not go on."""
+        self.telemetry.write(sample)
+        if sample.lost:
+            self.alarm = self.alarm or ("device_lost", sample.error or "the driver has lost the device")
+        elif sample.exclusivity == "contaminated" and self.order.on_contamination == "stop":
+            self.alarm = self.alarm or ("contaminated", sample.words)
 
     def _beat(self, now: Clock) -> None:
         """Bound what a crash of the machine can take from the journal; show that the attempt is alive when due."""
         sync(self.journal)
+        self.telemetry.sync()
         if now.boottime_ms >= self.heartbeat_at_ms:
             elapsed_ms = now.boottime_ms - self.leased.boottime_ms
             self.heartbeat_at_ms = now.boottime_ms + heartbeat_interval_ms(elapsed_ms)
             self._append("heartbeat", Heartbeat(elapsed_ms=elapsed_ms), now)
         self.beat_at_ms = min(now.boottime_ms + HEARTBEAT_MS, self.heartbeat_at_ms)
 
+    def _look(self, now: Clock) -> None:
+        """Record the tree, for whoever must end it if everybody above it is killed; a fork storm ends now."""
+        self.look_at_ms = now.boottime_ms + LOOK_MS
+        storm = self.tree.look()
+        if storm is not None and self.cause is None:
+            self._stop("fork_storm", storm)
+            self.kill_at_ms = now.boottime_ms
+
     def _stop(self, cause: Outcome, evidence: str) -> None:
         """Write why, then ask the whole tree to end."""
         self.cause = (cause, evidence)
         self._append("stopping", Stopping(cause=cause, evidence=evidence))
-        self.kill_at_ms = self.clock().boottime_ms + self.order.limits.kill_grace_ms
-        self._signal_tree(signal.SIGKILL if self.signals.now else signal.SIGTERM)
+        self._ask_to_end()
 
-    def _signal_tree(self, number: signal.Signals) -> None:
-        """Signal every live descendant; parents come first, so that they start nothing new meanwhile."""
-        for item in descendants(os.getpid()):
-            send(item, number)
-
-    def _exit(self, failure: str | None) -> Exit:
-        if failure is not None:
-            return failed_exit(failure)
-        assert self.child is not None
-        assert self.child.status is not None
-        assert self.child.usage is not None
-        return observed_exit(self.child.status, self.child.usage, self.cause)
+    def _ask_to_end(self) -> None:
+        self.kill_at_ms = self.clock().boottime_ms + (0 if self.signals.now else self.order.limits.kill_grace_ms)
+        self.tree.ask_to_end()
 
     # After the leader's end.
 
@@ -294,7 +369,7 @@ class Supervisor:
         ending = self.cause is not None
         killed: set[tuple[int, int]] = set()
         lingering_until_ms = self.clock().boottime_ms + LINGER_MS
-        while tree := descendants(os.getpid()):
+        while tree := self.tree.live():
             now = self.clock()
             if now.boottime_ms >= self.beat_at_ms:
                 self._beat(now)
@@ -303,63 +378,86 @@ class Supervisor:
                 pids = ", ".join(str(item.pid) for item in tree[:10])
                 leaked = f"{len(tree)} descendants outlived the trial: pid {pids}"
                 self._append("stopping", Stopping(cause="leaked_descendants", evidence=leaked))
-                self.kill_at_ms = self.clock().boottime_ms + self.order.limits.kill_grace_ms
-                self._signal_tree(signal.SIGTERM)
+                self._ask_to_end()
             if ending:
                 killed |= {(item.pid, item.start_ticks) for item in tree}
                 if self.signals.now or now.boottime_ms >= self.kill_at_ms:
-                    self._signal_tree(signal.SIGKILL)
+                    self.tree.kill()
             self._turn(10)
-        if self.child is not None:
-            self.child.drain(1.0)
-        self._append("tree_empty", TreeEmpty(killed=len(killed), level="subreaper"))
+        self._append("tree_empty", TreeEmpty(killed=len(killed), level="cgroup" if self.tree.cgroup else "subreaper"))
         return leaked
+
+    def _dismiss_watchdog(self) -> None:
+        """Let the watchdog close the trial's output and end: it holds the lease as well."""
+        watchdog = self.watchdog
+        if watchdog is None:
+            return
+        watchdog.finish()
+        until_ms = self.clock().boottime_ms + WATCHDOG_MS
+        while not watchdog.gone:
+            if self.clock().boottime_ms >= until_ms:
+                watchdog.kill()
+            self._turn(TURN_MS)
 
     def _clean_device(self) -> DeviceClean:
         """Wait until every device is back at its idle baseline, at most for the grace; the charge ends here."""
-        until_ms = self.clock().boottime_ms + self.order.limits.release_grace_ms
+        began = self.clock()
+        until_ms = began.boottime_ms + self.order.limits.release_grace_ms
         while True:
+            left_s = max(1.0, (until_ms - self.clock().boottime_ms) / 1000)
             try:
-                words = self.devices.unclean()
-                lost = False
+                words = self.sampler.unclean(left_s)
+                failed = False
             except MachineError as error:
-                words, lost = error.message, True
+                words, failed = error.message, True
             now = self.clock()
-            if not words or lost or now.boottime_ms >= until_ms:
+            if not words or failed or now.boottime_ms >= until_ms:
                 break
             if now.boottime_ms >= self.beat_at_ms:
                 self._beat(now)
             self._turn(100)
-        if lost and self.cause is None:
-            self.cause = ("device_lost", words or "")
         clean = DeviceClean(clean=not words, released=now, evidence=words or "back at its idle baseline")
         self._append("device_clean", clean, now)
         return clean
 
     def _settle(self, exited: Exit, leaked: str | None, clean: DeviceClean) -> None:
-        order, released = self.order, clean.released
+        order, released, watchdog = self.order, clean.released, self.watchdog
+        self.sampler.kill()
         if exited.exit_code == 0 and order.kind == "command":
             write_end_record(self.journal)
-        for output in self.outputs:
-            output.close()
         sync(self.journal)
+        self.telemetry.close()
         irregular = irregular_words(self.directory)
         cut = cut_journal(self.directory)
         journal = read_rows(order)
         drift = source_drifts(order.trees)
         foreign = foreign_imports(order, journal)
+        found = self.telemetry.judge(order, self.leased, released)
         outcome, evidence = judge(
-            order, exited, journal, cause=self.cause, leaked=leaked, drift=drift, foreign=foreign, cut=cut
+            order,
+            exited,
+            journal,
+            cause=self.cause,
+            device=found.fault,
+            shared=found.shared,
+            killed=cause_of_sigkill(exited, self.tree.cgroup, sorted(self.tree.seen), self.leased),
+            leaked=leaked,
+            drift=drift,
+            foreign=foreign,
+            cut=cut,
         )
-        notes = [output.failure for output in self.outputs if output.failure] + irregular
+        notes = [*(watchdog.output_failures if watchdog else ()), *irregular, *found.notes]
         if cut is not None and outcome != "bad_records":
             notes.append(cut)
         if drift is not None and outcome != "source_changed":
             notes.append(drift)
-        if not clean.clean and outcome != "device_lost":
+        if not clean.clean:
             notes.append(f"the device is not clean: {clean.evidence}")
         if not is_alive(order.launcher):
             notes.append("cli_lost: the command that started this attempt was gone before its end")
+        notes += [words for words in (memory_hint(order, exited, journal), clock_step(self.leased, released)) if words]
+        for device, words in found.suspects.items():
+            self._quarantine(device, words, released)
         charge = observed_charge(len(order.reserved.devices), self.leased, released)
         settled = Settled(
             outcome=outcome,
@@ -367,42 +465,50 @@ class Supervisor:
             charge=charge,
             overrun_ms=max(0, charge.debited_ms - order.reserved.reserved_ms),
             suspended_ms=suspended_ms(self.leased, released),
-            exclusivity="unverifiable",
-            telemetry={},
+            exclusivity=worst(found.devices.values()),
+            telemetry=found.devices,
             rows=len(journal.rows),
             files=finish_files(self.directory, order.limits.output_bytes_max, self.secrets),
         )
         self._append("settled", settled)
+
+    def _quarantine(self, device: str, words: str, released: Clock) -> None:
+        order = self.order
+        quarantine(
+            Path(order.lease_dir),
+            device,
+            words=words,
+            attempt=order.attempt,
+            protocol=order.protocol,
+            since=released.realtime,
+        )
 
     # When the ledger fails.
 
     def _abandon(self, words: str) -> None:
         """End the trial without writing to the ledger, and leave a note of when that was for `reconcile`."""
         print(f"the attempt is abandoned: {words}", file=sys.stderr)
-        until_ms = self.clock().boottime_ms + self.order.limits.kill_grace_ms
-        self._signal_tree(signal.SIGTERM)
-        while descendants(os.getpid()):
-            if self.signals.now or self.clock().boottime_ms >= until_ms:
-                self._signal_tree(signal.SIGKILL)
+        self._ask_to_end()
+        while self.tree.live():
+            if self.signals.now or self.clock().boottime_ms >= self.kill_at_ms:
+                self.tree.kill()
             self._turn(10)
+        self._dismiss_watchdog()
         try:
-            write_durably(self.directory / FAILURE, Failure(words=words, emptied=self.clock()).to_bytes())
+            traces.leave(self.directory, traces.FAILURE, traces.Failure(words=words, emptied=self.clock()))
         except OSError as failure:
             print(f"no note of it could be left: {failure}", file=sys.stderr)
 
     def _turn(self, timeout_ms: int) -> None:
-        if self.child is not None:
-            self.child.turn(timeout_ms)
+        """Take in what comes within that time: messages of the helpers, signals, and ends of children."""
+        self.loop.turn(timeout_ms)
+        for pid, status, usage in collect():
+            self.sampler.collected(pid)
+            if self.watchdog is not None:
+                self.watchdog.collected(pid, status, usage)
 
     def _append(self, name: EventName, data: Model, at: Clock | None = None) -> None:
         self.ledger.append(name, self.order.attempt, data, at or self.clock())
-
-
-class Failure(Model):
-    """The note of a supervisor that could not write its ledger: why, and when the tree was empty."""
-
-    words: str
-    emptied: Clock
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -414,7 +520,8 @@ def main(arguments: Sequence[str]) -> int:
     os.umask(0o022)
     try:
         become_subreaper()
-        write_durably(Path(order.attempt_dir) / IDENTITY, identify(os.getpid()).to_bytes())
+        found = traces.Whereabouts(supervisor=identify(os.getpid()), watchdog=None, cgroup=None)
+        traces.leave(Path(order.attempt_dir), traces.WHEREABOUTS, found)
     except (MachineError, OSError) as error:
         print(f"{order.attempt_dir}: nothing was started: {error}", file=sys.stderr)
         return launch.MACHINE

@@ -18,6 +18,7 @@ from capsule.host import reconcile as reconcile_module
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
 from capsule.host.process import identify, is_alive, read_stat
 from capsule.host.reconcile import Finding, liveness, reconcile
+from capsule.host.traces import read_traces
 from capsule.steps.status import status
 from tests.conftest import Capsule
 from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
@@ -51,6 +52,14 @@ def charge_faults(attempt: Attempt) -> list[str]:
 def kill_supervisor(bench: Bench, supervision: launch.Supervision) -> None:
     os.kill(supervision.pid, signal.SIGKILL)
     supervision.wait(10)
+
+
+def kill_watchdog(bench: Bench, supervision: launch.Supervision) -> None:
+    whereabouts = read_traces(bench.attempts / supervision.attempt).whereabouts
+    assert whereabouts is not None
+    assert whereabouts.watchdog is not None
+    os.kill(whereabouts.watchdog.pid, signal.SIGKILL)
+    eventually(lambda: not is_alive(whereabouts.watchdog))
 
 
 def state(pid: int) -> str:
@@ -194,6 +203,7 @@ def test_a_daemon_that_cleared_its_environment_is_found_by_the_lease_it_holds(be
 def test_all_killed_under_one_boot_is_charged_to_the_first_proof_of_death(bench: Bench) -> None:
     supervision, child = started(bench)
     kill_supervisor(bench, supervision)
+    kill_watchdog(bench, supervision)
     os.kill(child, signal.SIGKILL)
     eventually(lambda: gone(child))
     time.sleep(0.3)
@@ -234,6 +244,7 @@ def test_a_daemon_that_dropped_the_lease_is_found_by_the_environment_it_was_star
     eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     daemon = identify(int((tmp_path / "pid").read_text()))
     kill_supervisor(bench, supervision)
+    kill_watchdog(bench, supervision)
     os.kill(child, signal.SIGKILL)
     eventually(lambda: gone(child))
     late = bench.start(protocol_of(command=["true"]))
@@ -518,6 +529,8 @@ def test_liveness_is_derived_from_who_lives(bench: Bench) -> None:
     assert life(bench, supervision.attempt) == "running"
     assert life(bench, supervision.attempt, 16_000) == "silent"
     kill_supervisor(bench, supervision)
+    assert life(bench, supervision.attempt) == "watched"
+    kill_watchdog(bench, supervision)
     assert life(bench, supervision.attempt) == "lost"
     look(bench)
 

@@ -77,7 +77,7 @@ def test_a_command_that_records_its_row_completes(bench: Bench) -> None:
         ("raise SystemExit(139)", "exit_nonzero", 139 << 8, 139, None),
         ("raise SystemExit(255)", "exit_nonzero", 255 << 8, 255, None),
         ("import os; os.kill(os.getpid(), 11)", "signalled", None, None, signal.SIGSEGV),
-        ("import os; os.kill(os.getpid(), 9)", "signalled", 9, None, signal.SIGKILL),
+        ("import os; os.kill(os.getpid(), 9)", "sigkill_unattributed", 9, None, signal.SIGKILL),
     ],
 )
 def test_every_end_is_told_apart(
@@ -634,7 +634,7 @@ def test_the_supervisor_goes_on_when_the_command_that_started_it_is_killed(bench
 def test_waiting_for_a_device_can_be_stopped(bench: Bench) -> None:
     held = take(bench.leases, ["CPU-0"], HOLDER)
     supervision = bench.start(protocol_of(command=["true"]), lease_wait_ms=60_000)
-    eventually(lambda: (bench.attempts / supervision.attempt / "supervisor.json").exists())
+    eventually(lambda: (bench.attempts / supervision.attempt / "whereabouts.json").exists())
     time.sleep(0.5)
     supervision.stop()
     assert supervision.wait(10) == launch.REFUSED

@@ -1,0 +1,237 @@
+"""The sampler: the one process of an attempt that asks the driver, killable, since a driver's call can hang for ever.
+
+It is forked from the supervisor before the lease is taken, looks at the leased devices when told to, and from then on
+takes samples and answers questions. Losing it costs samples, never control of the trial.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from capsule.core.errors import MachineError
+from capsule.core.telemetry import Sample, interval_ms
+from capsule.host.clock import ClockSource
+from capsule.host.devices import Backend, backend_for
+from capsule.host.devices.base import Baseline
+from capsule.host.killable import call
+from capsule.host.lease import Holder
+from capsule.host.loop import Loop, fork_helper
+from capsule.host.preflight import Refusal, baseline_of, inspect_devices
+from capsule.host.process import descendants
+
+MESSAGE_BYTES = 1 << 20
+VISIBLE_SECONDS = 20.0
+TURN_MS = 50
+
+
+class Sampler:
+    """The supervisor's handle on its sampler; `take` is called with every sample as it comes."""
+
+    def __init__(self, devices: Sequence[str], loop: Loop, clock: ClockSource, take: Callable[[Sample], None]) -> None:
+        self.gone = False
+        self._loop = loop
+        self._take = take
+        self._clock = clock
+        self._devices = tuple(devices)
+        self._answer: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        watched = os.getpid()
+        eye = _Eye(self._devices, theirs, self._clock, watched)
+        self.pid = fork_helper(eye.run, keep=[theirs.fileno()], dies_with_parent=True)
+        theirs.close()
+        self._channel.setblocking(False)
+        self._loop.watch(self._channel.fileno(), self._listen)
+
+    def inspect(
+        self,
+        inherited: Mapping[str, Holder],
+        exclusivity: Literal["required", "best_effort"],
+        seconds: float,
+        cancelled: Callable[[], bool],
+    ) -> tuple[Baseline, dict[str, str]]:
+        """Look at the leased devices, and take samples from now on; returns their baseline and a trial's environment.
+
+        Raises:
+            Refusal: a device is not idle, or not known to be where that is required.
+            MachineError: a device is not there or does not answer in time.
+        """
+        left = {uuid: holder.to_json() for uuid, holder in inherited.items()}
+        answer = self._ask({"ask": "inspect", "inherited": left, "exclusivity": exclusivity}, seconds, cancelled)
+        return answer["baseline"], answer["environment"]
+
+    def visible(self, environment: Mapping[str, str], cancelled: Callable[[], bool]) -> list[str] | None:
+        """Return the UUIDs that a program with this environment can use, or None where the driver does not tell."""
+        question = {"ask": "visible", "environment": dict(environment)}
+        return self._ask(question, VISIBLE_SECONDS + 1, cancelled)["visible"]  # type: ignore[no-any-return]
+
+    def unclean(self, seconds: float) -> str | None:
+        """Take one more sample; words on every device that is not back at its baseline.
+
+        Raises:
+            MachineError: a device is lost, or does not answer in time.
+        """
+        return self._ask({"ask": "unclean"}, seconds)["unclean"]  # type: ignore[no-any-return]
+
+    def collected(self, pid: int) -> None:
+        """Take in that a child of the supervisor ended."""
+        self.gone = self.gone or pid == self.pid
+
+    def kill(self) -> None:
+        """End the sampler; one that hangs in the driver is left to itself."""
+        if not self.gone:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _ask(
+        self, question: Mapping[str, Any], seconds: float, cancelled: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        self._answer = None
+        until_ms = self._clock().monotonic_ms + int(seconds * 1000)
+        try:
+            self._channel.send(json.dumps(question).encode())
+        except OSError as error:
+            raise MachineError("the process that asks the driver does not answer", hint=_HINT) from error
+        while self._answer is None:
+            left_ms = until_ms - self._clock().monotonic_ms
+            if left_ms <= 0:
+                raise MachineError(f"the driver did not answer within {seconds:g} s", hint=_HINT)
+            if self.gone:
+                raise MachineError("the process that asks the driver has died", hint=_HINT)
+            if cancelled():
+                raise Refusal("user", "stopped")
+            self._loop.turn(min(left_ms, TURN_MS))
+        match self._answer:
+            case {"refusal": [reason, words]}:
+                raise Refusal(reason, words)
+            case {"failed": words}:
+                raise MachineError(words)
+        return dict(self._answer)
+
+    def _listen(self) -> None:
+        while not self.gone:
+            try:
+                data = self._channel.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.gone = True
+                self._loop.forget(self._channel.fileno())
+                return
+            message = json.loads(data)
+            if "sample" in message:
+                self._take(Sample.model_validate_json(json.dumps(message["sample"])))
+            else:
+                self._answer = message
+
+
+class _Eye:
+    """What the forked process does."""
+
+    def __init__(self, devices: Sequence[str], channel: socket.socket, clock: ClockSource, watched: int) -> None:
+        self.devices = devices
+        self.channel = channel
+        self.clock = clock
+        self.watched = watched
+        self.backends: dict[str, Backend] = {}
+        self.baseline: Baseline = {}
+        self.began_ms: int | None = None
+        self.absent: MachineError | None = None
+
+    def run(self) -> None:
+        try:
+            self.backends = {uuid: backend_for(uuid) for uuid in self.devices}
+        except MachineError as error:
+            self.absent = error
+        due_ms = 0
+        while True:
+            now_ms = self.clock().boottime_ms
+            timeout = None if self.began_ms is None else max(0, due_ms - now_ms) / 1000
+            readable, _, _ = select.select([self.channel], [], [], timeout)
+            if readable:
+                data = self.channel.recv(MESSAGE_BYTES)
+                if not data:
+                    return
+                self._tell(self._answer(json.loads(data)))
+            elif self.began_ms is not None:
+                due_ms = self.clock().boottime_ms + interval_ms(now_ms - self.began_ms)
+                self._look()
+
+    def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            match question["ask"]:
+                case "inspect":
+                    return self._inspect(question["inherited"], question["exclusivity"])
+                case "visible":
+                    return {"visible": self._visible(question["environment"])}
+                case _:
+                    self._look()
+                    found = [
+                        backend.unclean(uuid, baseline_of(self.baseline, uuid))
+                        for uuid, backend in self.backends.items()
+                    ]
+                    return {"unclean": "; ".join(words for words in found if words) or None}
+        except Refusal as refusal:
+            return {"refusal": [refusal.reason, str(refusal)]}
+        except MachineError as error:
+            return {"failed": error.message}
+
+    def _inspect(self, left: Mapping[str, Any], exclusivity: Literal["required", "best_effort"]) -> dict[str, Any]:
+        if self.absent is not None:
+            raise self.absent
+        inherited = {uuid: Holder.model_validate_json(json.dumps(item)) for uuid, item in left.items()}
+        self.baseline = inspect_devices(self.backends, inherited, exclusivity)
+        self.began_ms = self.clock().boottime_ms
+        self._look()
+        first = next(iter(self.backends.values()))
+        return {"baseline": self.baseline, "environment": first.environment(list(self.backends))}
+
+    def _visible(self, environment: Mapping[str, str]) -> list[str] | None:
+        backend = next(iter(self.backends.values()))
+
+        def ask() -> tuple[str, ...] | None:
+            os.environ.clear()
+            os.environ.update(environment)
+            return backend.visible()
+
+        found = call(ask, VISIBLE_SECONDS) if backend.sampled else None
+        return None if found is None else list(found)
+
+    def _look(self) -> None:
+        """Take a sample of every device that can be sampled."""
+        own = _Below(self.watched)
+        for uuid, backend in self.backends.items():
+            if backend.sampled:
+                sample = backend.sample(uuid, own, baseline_of(self.baseline, uuid))
+                self._tell({"sample": sample.to_json()})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        self.channel.send(json.dumps(message).encode())
+
+
+class _Below(Collection[int]):
+    """The pids below a process, looked up anew each time they are asked for."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+
+    def __iter__(self) -> Iterator[int]:
+        return (item.pid for item in descendants(self._root))
+
+    def __contains__(self, pid: object) -> bool:
+        return pid in list(self)
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+
+_HINT = "`nvidia-smi` says more about the driver and the device"
