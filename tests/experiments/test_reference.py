@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from experiments import dense_oracle, full_packed, gpu_check, main_gradients, reference
 from experiments.batch import Group, Response
-from experiments.examples import grpo
 from experiments.exactness import BF16_WHOLE_RATIO_MAX, compare, gradients
+from experiments.examples import grpo
 from experiments.latent import PositionLatent
 from experiments.objective import Supervision, published
 from experiments.schedules import SCHEDULES
