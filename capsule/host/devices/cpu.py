@@ -6,13 +6,18 @@ import platform
 from collections.abc import Collection
 from pathlib import Path
 
-from capsule.host.devices.base import Baseline, Device, Occupancy
+from capsule.core.telemetry import READINGS, Sample
+from capsule.host.devices.base import Baseline, Device, Occupancy, boottime_ms
 
 UUID = "CPU-0"
+SHARED = "other programs may use the CPU at any time"
 
 
 class CpuBackend:
     """All cores of this machine as the one device `CPU-0`, charged in its own unit."""
+
+    sampled = False
+    started = False
 
     def devices(self) -> tuple[Device, ...]:
         """Return the one device."""
@@ -24,7 +29,7 @@ class CpuBackend:
 
     def occupancy(self, uuid: str, own: Collection[int]) -> Occupancy:
         """Say that other processes always share a CPU: it is leased among attempts, not among programs."""
-        return Occupancy("unverifiable", (), "other programs may use the CPU at any time")
+        return Occupancy("unverifiable", (), SHARED)
 
     def unclean(self, uuid: str, baseline: Baseline) -> str | None:
         """Return None: see `baseline`."""
@@ -33,6 +38,22 @@ class CpuBackend:
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
         """Hide accelerators, which were not leased."""
         return {"CUDA_VISIBLE_DEVICES": ""}
+
+    def sample(self, uuid: str, own: Collection[int], baseline: Baseline) -> Sample:
+        """Return a sample without readings: a CPU is not watched."""
+        return Sample(
+            at_ms=boottime_ms(),
+            device=uuid,
+            exclusivity="unverifiable",
+            words=SHARED,
+            own=tuple(sorted(own)),
+            foreign=(),
+            missing=dict.fromkeys(READINGS, "a CPU is not watched"),
+        )
+
+    def visible(self) -> tuple[str, ...] | None:
+        """Return the one device, which nothing can hide."""
+        return (UUID,)
 
 
 def _name() -> str:
