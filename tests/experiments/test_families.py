@@ -1,8 +1,10 @@
 """What each family computes: call order, causality, dtype purity, and the rules that make it itself."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,3 +179,14 @@ def test_toys_are_the_same_in_every_dtype(family):
 def test_a_toy_that_does_not_exist_is_refused(family, width):
     with pytest.raises(ToyError):
         toy(family, width=width)
+
+
+def test_the_readme_names_every_file_and_no_other():
+    """Its table of files, against the folder: a file in each place, and a place for each file and folder."""
+    package = Path(families.__file__).parent
+    table = (package / "README.md").read_text().split("## What is here")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([\w*]+\.py|\w+/|\w+\.md)`", table))
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    documents = {path.name for path in package.glob("*.md")} - {"README.md"}
+    assert named == files | folders | documents
