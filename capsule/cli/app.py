@@ -70,7 +70,10 @@ def amend(
     words.emit(json_, *words.frozen(frozen))
 
 
-@app.command(epilog="Example: capsule run protocols/0001-speed.toml --device gpu")
+@app.command(
+    epilog="Example: capsule run protocols/0001-speed.toml --device gpu; two attempts side by side: "
+    "capsule run protocols/0001-speed.toml --gpu GPU-5c01 --gpu GPU-9f3e"
+)
 def run(
     protocol: ProtocolFile,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it may cost.")] = False,
@@ -78,8 +81,15 @@ def run(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or gpu, where the protocol leaves it open.")
     ] = None,
-    gpu: Annotated[list[str] | None, typer.Option("--gpu", metavar="UUID", help="Use this GPU.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a device that another run holds.")] = False,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", metavar="UUID", help="Use this GPU, by the beginning of its UUID; several times for several."
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another run of this protocol, and for devices that are held.")
+    ] = False,
     from_frozen: Annotated[
         bool, typer.Option("--from-frozen", help="Run the frozen sources although the work tree has changed.")
     ] = False,
@@ -87,9 +97,10 @@ def run(
 ) -> None:
     """Run attempts until all cells are done or the budget ends.
 
-    Goes on where an earlier run stopped or was killed. Interrupt once to stop in order, twice to kill at once.
+    Goes on where an earlier run stopped or was killed. With k times the devices that the protocol gives one attempt, k
+    attempts go side by side on one budget. Interrupt once to stop all in order, twice to kill at once.
     """
-    from capsule.cli import words
+    from capsule.cli import accounts, words
     from capsule.cli.progress import run_display
     from capsule.steps.run import Request
     from capsule.steps.run import run as step
@@ -105,30 +116,49 @@ def run(
     )
     with run_display() as display:
         ran = step(request, display)
-    words.emit(json_, *words.ran(ran))
-    raise typer.Exit(words.run_exit_code(ran))
+    words.emit(json_, *accounts.ran(ran))
+    raise typer.Exit(accounts.run_exit_code(ran))
+
+
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show it again until nobody is at work; on a pipe, a line for each change.")
+]
 
 
 @app.command(epilog="Example: capsule status protocols/0001-speed.toml --watch")
-def status(
-    protocol: ProtocolFile,
-    watch: Annotated[bool, typer.Option("--watch", help="Show again every two seconds until all is done.")] = False,
-    json_: Json = False,
-) -> None:
-    """Say where a protocol stands and what it cost."""
-    from capsule.cli import words
+def status(protocol: ProtocolFile, watch: Watch = False, json_: Json = False) -> None:
+    """Say where a protocol stands and what it cost.
+
+    Cells, what remains and may cost, budgets, every attempt with its end, and who holds the devices of this machine.
+    """
+    from capsule.cli import accounts, watching
+    from capsule.host.lease import lease_directory
+    from capsule.steps.slots import Machine
     from capsule.steps.status import status as step
 
-    words.watch(lambda: words.status(step(protocol)), json_, watch)
+    machine = Machine(lease_directory())
+    watching.show(
+        lambda: accounts.status(step(protocol, machine, note=watching.note)), json_, watch, accounts.status_news
+    )
 
 
-@app.command(epilog="Example: capsule ledger protocols/0001-speed.toml")
-def ledger(protocol: ProtocolFile, json_: Json = False) -> None:
-    """List every event of the ledger."""
-    from capsule.cli import words
-    from capsule.steps.status import ledger_events as step
+@app.command(epilog="Example: capsule ledger protocols/0001-speed.toml --events")
+def ledger(
+    protocol: ProtocolFile,
+    events: Annotated[bool, typer.Option("--events", help="List every event instead.")] = False,
+    watch: Watch = False,
+    json_: Json = False,
+) -> None:
+    """Say what every attempt cost, with totals by outcome.
 
-    words.emit(json_, *words.ledger(step(protocol)))
+    With --json every event is listed.
+    """
+    from capsule.cli import accounts, watching
+    from capsule.steps.status import ledger as step
+
+    watching.show(
+        lambda: accounts.ledger(step(protocol, note=watching.note), events=events), json_, watch, accounts.ledger_news
+    )
 
 
 @app.command(epilog="Example: capsule reconcile protocols/0001-speed.toml")
@@ -290,13 +320,25 @@ def schema(
     words.emit(True, step(name), "")
 
 
-@app.command()
-def doctor(json_: Json = False) -> None:
-    """Say what this machine offers."""
-    from capsule.cli import words
-    from capsule.steps.doctor import doctor as step
+@app.command(epilog="Example: capsule doctor --readmit GPU-5c01")
+def doctor(
+    readmit: Annotated[
+        str | None,
+        typer.Option("--readmit", metavar="UUID", help="Lift the quarantine of this device: it is sound again."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Say what this machine offers, and who holds its devices.
 
-    words.emit(json_, *words.examined(step()))
+    A device that did not come back from an attempt as it was before is in quarantine until it is readmitted.
+    """
+    from capsule.cli import accounts, words
+    from capsule.steps import doctor as step
+
+    if readmit is not None:
+        words.emit(json_, *accounts.readmitted(step.readmit(readmit)))
+    else:
+        words.emit(json_, *accounts.examined(step.doctor()))
 
 
 @app.command(epilog="Example: capsule clean protocols/0001-speed.toml")

@@ -16,21 +16,24 @@ from capsule.core.errors import CapsuleError, MachineError
 
 BUG_EXIT_CODE = 70
 INTERRUPTED = 128 + signal.SIGINT
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def guarded(arguments: Sequence[str]) -> int:
     """Run the command line; every failure becomes `capsule: error: …` and a code, never a traceback.
 
-    SIGTERM and SIGHUP end everything in the order in which an interrupt does; the exit code names the signal.
+    SIGTERM and SIGHUP end everything in the order in which an interrupt does; the exit code names the first signal. One
+    that whoever started the command had ignored (`nohup`) stays ignored.
     """
     _open_streams()
-    received = [signal.SIGINT]
+    received: list[signal.Signals] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         received.append(signal.Signals(number))
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         code = _called(arguments, "--json" in arguments)
     except KeyboardInterrupt:
@@ -40,9 +43,11 @@ def guarded(arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
     if code != INTERRUPTED:
         return code
+    number = received[0] if received else signal.SIGINT
     if "--json" in arguments:
-        _object({"error": {"code": "interrupted", "message": f"ended by {received[-1].name}", "hint": None}})
-    return 128 + received[-1]
+        error = {"code": "interrupted", "message": f"ended by {number.name}", "hint": None}
+        _object({"error": error}, indent=None if "--watch" in arguments else 2)
+    return 128 + number
 
 
 def _open_streams() -> None:
@@ -122,9 +127,9 @@ def _say(message: str, hint: str | None) -> None:
         pass
 
 
-def _object(value: dict[str, object]) -> None:
+def _object(value: dict[str, object], *, indent: int | None = 2) -> None:
     try:
-        print(json.dumps(value, indent=2), flush=True)
+        print(json.dumps(value, indent=indent), flush=True)
     except OSError:
         _closed_pipe()
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from capsule.cli.words import safe
+
+if TYPE_CHECKING:
+    from capsule.steps.attempts import Progress
 
 REFRESH_SECONDS = 0.2
 
@@ -32,19 +39,23 @@ class Line:
         """Show `text` instead of what was there, at most every fifth of a second unless `now`."""
         if self.enabled and (now or time.monotonic() - self._shown >= REFRESH_SECONDS):
             self._shown = time.monotonic()
-            sys.stderr.write(f"\r\x1b[K{text[:150]}")
-            sys.stderr.flush()
+            width = shutil.get_terminal_size().columns - 1
+            with suppress(OSError):
+                sys.stderr.write(f"\r\x1b[K{text[:width]}")
+                sys.stderr.flush()
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a line that stays; a terminal that was closed keeps nobody from going on."""
         self.clear()
-        print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Leave the line empty."""
         if self.enabled:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            with suppress(OSError):
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
 
 
 @contextmanager
@@ -65,19 +76,25 @@ def bar(verb: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class RunDisplay:
-    """What a run shows while it goes on: one line for the attempt at hand, one that stays for each that ended."""
+    """What a run shows while it goes on: one line for the attempts at hand, one that stays for each that ended."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
+    @property
+    def shows(self) -> bool:
+        """Whether anybody sees `going_on`."""
+        return self._line.enabled
+
     def note(self, words: str) -> None:
         """Say something that stays."""
-        self._line.say(f"capsule: {words}")
+        self._line.say(f"capsule: {safe(words)}")
 
-    def going_on(self, attempt: str, rows: int, cells: int, done: int, processes: int, left: float | None) -> None:
-        """Show where the attempt at hand is; `left` is the time that all the rest will take, in seconds."""
+    def going_on(self, attempts: Sequence[Progress], done: int, processes: int, left: float | None) -> None:
+        """Show where the attempts at hand are; `left` is the time that all the rest will take, in seconds."""
         rest = f", about {duration(left)} left" if left is not None else ""
-        self._line.show(f"capsule: {attempt}: {rows} of {cells} cells, process {done + 1} of {processes}{rest}")
+        at_hand = ", ".join(f"{item.attempt} {item.rows}/{item.cells}" for item in attempts)
+        self._line.show(f"capsule: {done} of {processes} processes done{rest}; cells: {at_hand}")
 
     def ended(self, attempt: str, outcome: str, evidence: str, seconds: float, unit: str) -> None:
         """Say how an attempt ended and what it cost."""

@@ -6,8 +6,7 @@ import base64
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,9 @@ if TYPE_CHECKING:
     from capsule.core.verdict import Verdict
     from capsule.host.reconcile import Finding as Settlement
     from capsule.steps.clean import Cleaned
-    from capsule.steps.doctor import Finding
     from capsule.steps.freeze import Frozen
     from capsule.steps.pack import Item, Packed
     from capsule.steps.replay import Replay
-    from capsule.steps.run import Ran
-    from capsule.steps.status import Status
 
 Said = tuple[Any, str]
 """The JSON object of a command, and its words."""
@@ -62,19 +58,6 @@ def columns(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
     return "\n".join([paint(padded[0], "faint"), *padded[1:]])
 
 
-def watch(read: Callable[[], Said], wants_json: bool, repeat: bool) -> None:
-    """Say where things stand, once, or again until nothing is open or remains."""
-    while True:
-        value, text = read()
-        if repeat and sys.stdout.isatty() and not wants_json:
-            sys.stdout.write("\x1b[H\x1b[2J")
-        emit(wants_json, value, text)
-        sys.stdout.flush()
-        if not repeat or value["done"]:
-            return
-        time.sleep(2)
-
-
 def initialised(directory: Path, paths: Sequence[Path]) -> Said:
     """Say what `init` wrote."""
     text = "\n".join(f"wrote {path}" for path in paths)
@@ -100,114 +83,6 @@ def frozen(result: Frozen) -> Said:
     verb = "frozen" if result.written else "frozen already, unchanged"
     counts = f"{manifest.cells.count} planned cells, {manifest.sources.count} source files"
     return value, f"{result.identity}\n{verb}: {counts}, in {os.path.relpath(result.generation.directory)}"
-
-
-def ran(result: Ran) -> Said:
-    """Say what a run did and what remains."""
-    value = {
-        "protocol": result.protocol,
-        "manifest": result.manifest,
-        "dry_run": result.dry_run,
-        "pilot": result.pilot,
-        "device": result.device,
-        "attempts": [
-            {
-                "attempt": a.id,
-                "process": a.process,
-                "outcome": a.outcome,
-                "evidence": a.evidence,
-                "debited_ms": a.debited_ms,
-            }
-            for a in result.attempts
-        ],
-        "cells": result.cells,
-        "remaining_processes": result.remaining,
-        "stopped": result.stopped,
-        "budget_ms": result.budget_ms,
-        "held_ms": result.held_ms,
-        "reserved_ms": result.reserved_ms,
-    }
-    left = f"{result.remaining} process{'es' if result.remaining != 1 else ''} to run"
-    budget = f"{result.held_ms / 1000:.1f} of {result.budget_ms / 1000:g} {result.unit}-seconds spent"
-    if result.dry_run:
-        worst = f"each may cost {result.reserved_ms / 1000:g} {result.unit}-seconds at worst"
-        return value, f"{left} on {result.device}; {worst}; {budget}"
-    cells = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in result.cells.items())
-    charged = sum(attempt.debited_ms for attempt in result.attempts) / 1000
-    lines = [f"cells: {cells}", f"charged now: {charged:.1f} {result.unit}-seconds; {budget}"]
-    if result.cells.get("failed"):
-        lines.append("failed cells stay in every table; `capsule status` says why each attempt failed")
-    if result.stopped:
-        lines.append(f"stopped: {safe(result.stopped)}")
-    if result.remaining:
-        lines.append(f"remaining: {left}")
-    return value, "\n".join(lines)
-
-
-def run_exit_code(result: Ran) -> int:
-    """Return 4 when the frozen rules stopped the run before its end, else 0."""
-    return 4 if result.stopped and not result.dry_run else 0
-
-
-def status(result: Status) -> Said:
-    """Say where a protocol stands."""
-    value = {
-        "protocol": result.protocol,
-        "manifest": result.manifest,
-        "generation": result.generation,
-        "cells": result.cells,
-        "processes": result.processes,
-        "remaining_processes": len(result.remaining),
-        "done": not result.remaining and not any(attempt.open for attempt in result.attempts),
-        "attempts": [
-            {
-                "attempt": a.id,
-                "state": result.liveness.get(a.id, a.state),
-                "process": source.process if (source := a.reserved or a.refused) else None,
-                "pilot": a.pilot,
-                "outcome": a.end.outcome if a.end else "refused" if a.refused else None,
-                "evidence": a.end.evidence if a.end else a.refused.words if a.refused else None,
-                "held_ms": a.held_ms,
-                "since": a.first.realtime if a.first else None,
-            }
-            for a in result.attempts
-        ],
-        "budgets": [
-            {"unit": b.unit, "pilot": b.pilot, "budget_ms": b.budget_ms, "held_ms": b.held_ms} for b in result.budgets
-        ],
-    }
-    cells = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in result.cells.items())
-    lines = [
-        f"{result.protocol}, manifest {result.generation}: {result.manifest}",
-        f"cells: {cells}",
-        f"processes: {result.processes - len(result.remaining)} of {result.processes} done",
-    ]
-    for b in result.budgets:
-        kind = "pilot budget" if b.pilot else "budget"
-        lines.append(f"{kind}: {b.held_ms / 1000:.1f} of {b.budget_ms / 1000:g} {b.unit}-seconds spent or reserved")
-    rows = [
-        (
-            entry["attempt"],
-            "-" if entry["process"] is None else str(entry["process"]),
-            "pilot" if entry["pilot"] else "",
-            str(entry["outcome"] or entry["state"]),
-            f"{entry['held_ms'] / 1000:.3f}",
-            str(entry["evidence"] or "")[:90],
-        )
-        for entry in value["attempts"]  # type: ignore[attr-defined]
-    ]
-    if rows:
-        lines += ["", columns(rows, ("attempt", "process", "", "outcome", "device-s", "why"))]
-    return value, "\n".join(lines)
-
-
-def ledger(events: list[dict[str, Any]]) -> Said:
-    """List a ledger's events."""
-    rows = [
-        (str(e["seq"]), e["at"]["realtime"], e["attempt"] or "", e["event"], json.dumps(e["data"])[:100])
-        for e in events
-    ]
-    return {"events": events}, columns(rows, ("seq", "time", "attempt", "event", "data"))
 
 
 def reconciled(settlements: Sequence[Settlement]) -> Said:
@@ -361,12 +236,6 @@ def members(listed: Sequence[tuple[str, int, str]]) -> Said:
 def extracted(directory: Path, names: Sequence[str]) -> Said:
     """Say what was extracted."""
     return {"directory": str(directory), "files": list(names)}, f"wrote {len(names)} files below {directory}"
-
-
-def examined(findings: Sequence[Finding]) -> Said:
-    """Say what `doctor` found."""
-    value = {"findings": [{"name": f.name, "good": f.good, "words": f.words} for f in findings]}
-    return value, columns([(f.name, "ok" if f.good else "missing", f.words) for f in findings], ("", "", ""))
 
 
 def cleaned(result: Cleaned) -> Said:

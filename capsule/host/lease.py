@@ -133,8 +133,12 @@ def quarantine_path(directory: Path, device: str) -> Path:
     return directory / f"{_checked(device)}.quarantine.json"
 
 
+def _is_name(device: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", device)) and not device.startswith(".")
+
+
 def _checked(device: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", device) or device.startswith("."):
+    if not _is_name(device):
         raise MachineError(f"expected a device name of letters, digits, `-`, `_` and `.`, found {device!r}")
     return device
 
@@ -300,7 +304,8 @@ def readmit(directory: Path, device: str) -> bool:
 def known_devices(directory: Path) -> list[str]:
     """Return the devices that have a lease or a quarantine file, also those that are not there any more."""
     names = [path.name for pattern in ("*.lease", "*.quarantine.json") for path in directory.glob(pattern)]
-    return sorted({name.removesuffix(".lease").removesuffix(".quarantine.json") for name in names})
+    devices = {name.removesuffix(".lease").removesuffix(".quarantine.json") for name in names}
+    return sorted(device for device in devices if _is_name(device))
 
 
 # Folder and files.

@@ -23,6 +23,9 @@ from capsule.host.durable import read_regular
 from capsule.host.lease import is_held, lock, open_shared
 from capsule.host.ledger import Ledger, Position, Transaction
 
+LOCK = "run.lock"
+"""The file in a protocol's folder whose lock lets one command at a time work on it."""
+
 
 class Worker(Model):
     """The command that works on a protocol, as its lock file says."""

@@ -1,4 +1,4 @@
-"""Doctor: what this machine offers a run, read and never changed."""
+"""Doctor: what this machine offers a run, and who has it; lifts a device's quarantine, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import platform
 import shutil
 from dataclasses import dataclass
 
-from capsule.core.errors import CapsuleError
+from capsule.core.errors import CapsuleError, UsageError
 from capsule.host import lease
 from capsule.host.clock import read_clock
-from capsule.host.devices import all_devices
+from capsule.steps.slots import DeviceState, Machine
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,15 @@ class Finding:
     words: str
 
 
-def doctor() -> list[Finding]:
+@dataclass(frozen=True)
+class Examined:
+    """What was found, and the state of every device."""
+
+    findings: list[Finding]
+    devices: list[DeviceState]
+
+
+def doctor() -> Examined:
     """Look at interpreter, clocks, tools, the lease folder and the devices."""
     clock = read_clock()
     findings = [
@@ -32,8 +40,10 @@ def doctor() -> list[Finding]:
         path = shutil.which(tool)
         findings.append(Finding(tool, path is not None, f"{use}: {path or 'not found'}"))
     findings.append(_leases())
-    findings += [Finding("device", True, f"{device.uuid} ({device.unit}): {device.name}") for device in all_devices()]
-    return findings
+    devices, missing = Machine(lease.lease_directory()).look()
+    if missing is not None:
+        findings.append(Finding("devices", False, missing))
+    return Examined(findings, devices)
 
 
 def _leases() -> Finding:
@@ -43,3 +53,32 @@ def _leases() -> Finding:
     except CapsuleError as error:
         return Finding("leases", False, error.message)
     return Finding("leases", True, str(folder))
+
+
+@dataclass(frozen=True)
+class Readmitted:
+    """A device whose quarantine was lifted, and what that had been."""
+
+    device: str
+    quarantine: lease.Quarantine
+
+
+def readmit(name: str) -> Readmitted:
+    """Lift the quarantine of the device of that UUID; a beginning that fits one device in quarantine is enough.
+
+    Raises:
+        UsageError: no such device is in quarantine, or several are.
+        MachineError: the quarantine cannot be lifted.
+    """
+    folder = lease.lease_directory()
+    found = {device: item for device in lease.known_devices(folder) if (item := lease.quarantined(folder, device))}
+    fitting = [name] if name in found else [device for device in found if len(name) > 3 and device.startswith(name)]
+    if len(fitting) != 1:
+        several = (
+            f"{', '.join(fitting)} begin with it" if fitting else f"{', '.join(found) or 'none'} in quarantine here"
+        )
+        raise UsageError(
+            f"expected a device in quarantine, found {name!r}; {several}", hint="`capsule doctor` lists devices"
+        )
+    lease.readmit(folder, fitting[0])
+    return Readmitted(fitting[0], found[fitting[0]])

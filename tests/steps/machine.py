@@ -1,0 +1,134 @@
+"""A pretended machine with devices, and commands that really run on it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.study import make_study
+
+TRIAL = """\
+import os, time
+def measure(cell):
+    time.sleep(@SECONDS@)
+    return {"amount": float(cell.parameters["factor"]), "seconds": 0.0}
+"""
+
+
+def make_devices(folder: Path, *uuids: str) -> Path:
+    """Write a folder of pretended devices, for CAPSULE_FAKE_DEVICES."""
+    for uuid in uuids:
+        (folder / uuid / "allocations").mkdir(parents=True)
+        (folder / uuid / "device.json").write_text(json.dumps({"name": "Fake H200"}))
+    return folder
+
+
+def make_gpu_study(
+    folder: Path, *, devices: int = 1, seconds: float = 0.1, seeds: int = 4, trial: str = TRIAL, **changes: str
+) -> Path:
+    """Write a study for devices, of one process a seed; keywords replace the value of a key of the budget."""
+    budget = {"device": '"gpu"', "device_seconds": "400"} | changes
+    text = {f"{key} = ": value for key, value in budget.items()}
+    protocol = make_study(
+        folder,
+        trial=trial.replace("@SECONDS@", str(seconds)),
+        changes={"seeds = [1, 2]": f"seeds = {list(range(1, seeds + 1))}"},
+    )
+    lines = protocol.read_text().splitlines()
+    for number, line in enumerate(lines):
+        for key, value in text.items():
+            if line.startswith(key):
+                lines[number] = f"{key}{value}"
+    lines.insert(lines.index("[budget]") + 1, f"devices = {devices}")
+    protocol.write_text("\n".join(lines) + "\n")
+    return protocol
+
+
+def start(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start a command as a process of its own."""
+    command = [*prefix, sys.executable, "-m", "capsule", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def eventually(check: Callable[[], Any], seconds: float = 30) -> Any:
+    """Return the first true value of `check`, asked again and again."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = check()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not true within {seconds} s: {check}")
+
+
+def events_of(protocol: Path) -> list[dict[str, Any]]:
+    """Read a study's ledger as it is on disk, whole lines only."""
+    path = protocol.parent / ".capsule" / protocol.stem / "ledger.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def named(protocol: Path, name: str) -> list[dict[str, Any]]:
+    """Return the events of that name."""
+    return [event for event in events_of(protocol) if event["event"] == name]
+
+
+def rows_of(protocol: Path, attempt: str) -> int:
+    """Return how many rows an attempt has written."""
+    journal = protocol.parent / ".capsule" / protocol.stem / "attempts" / attempt / "journal.jsonl"
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def at_once_at_most(protocol: Path) -> int:
+    """Return how many attempts were going on at the same time, from lease to release."""
+    moments = [(event["data"]["leased"]["boottime_ms"], 1) for event in named(protocol, "intent")]
+    moments += [(event["data"]["released"]["boottime_ms"], -1) for event in named(protocol, "device_clean")]
+    most = now = 0
+    for _, step in sorted(moments):
+        now += step
+        most = max(most, now)
+    return most
+
+
+def devices_of(protocol: Path) -> dict[str, tuple[str, ...]]:
+    """Return the devices of every attempt that was reserved."""
+    return {event["attempt"]: tuple(event["data"]["devices"]) for event in named(protocol, "reserved")}
+
+
+def check_no_device_twice(*protocols: Path) -> None:
+    """No device had two attempts at the same time, and no process ran twice at the same time."""
+    spans: dict[Any, list[tuple[int, int]]] = {}
+    for protocol in protocols:
+        held = {event["attempt"]: event["data"] for event in named(protocol, "reserved")}
+        ended = {
+            event["attempt"]: event["data"]["released"]["boottime_ms"] for event in named(protocol, "device_clean")
+        }
+        for event in named(protocol, "intent"):
+            name, began = event["attempt"], event["data"]["leased"]["boottime_ms"]
+            for thing in (*held[name]["devices"], (str(protocol), held[name]["process"])):
+                spans.setdefault(thing, []).append((began, ended.get(name, began)))
+    for thing, found in spans.items():
+        for (_, end), (begin, _) in itertools.pairwise(sorted(found)):
+            assert end <= begin, (thing, found)
+
+
+def kill_all(protocol: Path) -> None:
+    """Kill every process of a study's attempts."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(protocol.parent).encode() in line and int(folder.name) != os.getpid():
+            try:
+                os.kill(int(folder.name), 9)
+            except ProcessLookupError:
+                continue
