@@ -3,6 +3,7 @@
 Dtype-pure: fp64 inputs are reduced and rotated in fp64; narrower ones at least in fp32, and handed back as they came.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,12 +13,23 @@ from torch.nn import functional
 from experiments.family import Attend
 
 Turn = tuple[Tensor, Tensor]
-"""Cosine and sine of every position, each [T, 1, E/2]."""
+"""Cosine [T, 1, 1, E/2] and signed sine [T, 1, 2, E/2] of every position, for pairs (a, b) times and (b, a) times."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for reductions: fp64 stays fp64, everything else becomes fp32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values in a dtype; in eager mode even a conversion to the same dtype has a price."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+@cache
+def number(value: float, dtype: torch.dtype) -> Tensor:
+    """Return a zero-dimensional tensor, made once: to wrap a Python number costs more than a small tensor's sum."""
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 class RMSNorm(nn.Module):
@@ -42,21 +54,22 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-        x = x_TC.to(wide(x_TC.dtype))
-        scale_T1 = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        x = cast(x_TC, wide(x_TC.dtype))
+        scale_T1 = torch.add(number(eps, x.dtype), (x * x).sum(-1, keepdim=True), alpha=1 / x.shape[-1]).rsqrt_()
         ctx.save_for_backward(x_TC, weight_C, scale_T1)
-        return (x * scale_T1 * weight_C).to(x_TC.dtype)
+        return cast((x * scale_T1).mul_(weight_C), x_TC.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_TC: Tensor) -> tuple[Tensor, Tensor, None]:
         x_TC, weight_C, scale_T1 = ctx.saved_tensors
-        grad = grad_TC.to(scale_T1.dtype)
-        normed = x_TC.to(scale_T1.dtype) * scale_T1
-        by_weight_C = (grad * normed).flatten(0, -2).sum(0)
+        grad = cast(grad_TC, scale_T1.dtype)
+        normed = x_TC * scale_T1
+        by_weight_C = (grad * normed).sum(tuple(range(grad.ndim - 1)))
         grad = grad * weight_C
-        by_x_TC = scale_T1 * (grad - normed * (grad * normed).mean(-1, keepdim=True))
-        return by_x_TC.to(x_TC.dtype), by_weight_C.to(weight_C.dtype), None
+        along_T1 = (grad * normed).sum(-1, keepdim=True)
+        by_x_TC = torch.addcmul(grad, normed, along_T1, value=-1 / x_TC.shape[-1]).mul_(scale_T1)
+        return cast(by_x_TC, x_TC.dtype), cast(by_weight_C, weight_C.dtype), None
 
 
 class SwiGLU(nn.Module):
@@ -96,25 +109,30 @@ class LlamaAttention(nn.Module):
 
 
 def rotation(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Turn:
-    """Return cosine and sine, each [T, 1, E/2], of position * theta^(-2i/E).
+    """Return cosine [T, 1, 1, E/2] and signed sine [T, 1, 2, E/2] of position * theta^(-2i/E).
 
-    The angles are formed in fp64 whatever the model's dtype: in fp32 an angle at position 1000 would be off by
-    6e-5, which alone exceeds the fp32 gate.
+    The sine is negated in the first row, which turns a pair's first half. The angles are formed in fp64 whatever the
+    model's dtype: in fp32 an angle at position 1000 would be off by 6e-5, which alone exceeds the fp32 gate.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions_T.device) / head_dim
     angles = positions_T.to(torch.float64).unsqueeze(-1) * theta**-exponents
-    return angles.cos().to(wide(dtype)).unsqueeze(-2), angles.sin().to(wide(dtype)).unsqueeze(-2)
+    angles = angles.unsqueeze(-2).unsqueeze(-2)
+    sine = angles.sin()
+    return angles.cos().to(wide(dtype)), torch.cat((-sine, sine), dim=-2).to(wide(dtype))
 
 
 def rotate_split_half(x_THE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate the pairs (i, i + E/2) of every head; shape and dtype stay."""
-    first, second = x_THE.chunk(2, dim=-1)
-    rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return rotated.to(x_THE.dtype)
+    pairs = torch.unflatten(cast(x_THE, cosine.dtype), -1, (2, -1))
+    return cast(_turned(pairs, pairs.flip(-2), cosine, sine).flatten(-2), x_THE.dtype)
 
 
 def rotate_adjacent(x_THE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate the pairs (2i, 2i + 1) of every head; shape and dtype stay."""
-    first, second = x_THE[..., 0::2], x_THE[..., 1::2]
-    rotated = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return rotated.flatten(-2).to(x_THE.dtype)
+    pairs = torch.unflatten(cast(x_THE, cosine.dtype), -1, (-1, 2))
+    return cast(_turned(pairs, pairs.flip(-1), cosine.mT, sine.mT).flatten(-2), x_THE.dtype)
+
+
+def _turned(pairs: Tensor, swapped: Tensor, cosine: Tensor, signed_sine: Tensor) -> Tensor:
+    """Return (a cos - b sin, b cos + a sin) of all pairs (a, b), from the pairs (a, b) and (b, a)."""
+    return torch.addcmul(pairs * cosine, swapped, signed_sine)
