@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from experiments.layers import wide
+from experiments.layers import cast, wide
 
 _aten = torch.ops.aten
 CUDA_DTYPES = (torch.float16, torch.bfloat16)
@@ -70,7 +70,7 @@ def whole(query_RHE: Tensor, key_PKE: Tensor, value_PKE: Tensor) -> tuple[Tensor
         longest = (query_RHE.shape[0], key_PKE.shape[0])
         out, lse, *_ = _aten._flash_attention_forward(*parts, None, None, *longest, 0.0, False, False)
         return out.squeeze(0), lse.squeeze(0).transpose(0, 1)
-    out, lse = _cpu(*parts, causal=False)
+    out, lse = dense(*parts)
     return out.squeeze(0), lse.squeeze(0)
 
 
@@ -86,7 +86,7 @@ def whole_backward(
             grad_RHE.unsqueeze(0), *parts, lse, None, None, *longest, 0.0, False, *_no_dropout(query_RHE)
         )
     else:
-        grads = _cpu_backward(grad_RHE.unsqueeze(0), *parts, lse_RH.unsqueeze(0), causal=False)
+        grads = dense_backward(grad_RHE.unsqueeze(0), *parts, lse_RH.unsqueeze(0))
     query, key, value = (grad.squeeze(0) for grad in grads)
     return query, key, value
 
@@ -97,7 +97,7 @@ def causal(query_RHE: Tensor, key_RKE: Tensor, value_RKE: Tensor, segments: Segm
         bounds = (segments.bounds, segments.bounds, segments.longest, segments.longest)
         out, lse, *_ = _aten._flash_attention_forward(query_RHE, key_RKE, value_RKE, *bounds, 0.0, True, False)
         return out, lse.transpose(0, 1)
-    out, lse = _cpu(*(segments.spread(part) for part in (query_RHE, key_RKE, value_RKE)), causal=True)
+    out, lse = dense(*(segments.spread(part) for part in (query_RHE, key_RKE, value_RKE)), causal=True)
     return segments.gather(out), segments.gather(lse)
 
 
@@ -120,18 +120,24 @@ def causal_backward(
         return query, key, value
     parts = (grad_RHE, query_RHE, key_RKE, value_RKE, out_RHE)
     spread = [segments.spread(part) for part in (*parts, lse_RH)]
-    query, key, value = (segments.gather(grad) for grad in _cpu_backward(*spread, causal=True))
+    query, key, value = (segments.gather(grad) for grad in dense_backward(*spread, causal=True))
     return query, key, value
 
 
-def _cpu(query_BTHE: Tensor, key_BTKE: Tensor, value_BTKE: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+def dense(
+    query_BTHE: Tensor, key_BTKE: Tensor, value_BTKE: Tensor, *, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attend on a CPU within each of B rows; outputs [B, T, H, E] and log-sum-exps [B, T, H], both at least fp32.
+
+    `mask` [queries, keys] is added to the scores.
+    """
     dtype = wide(query_BTHE.dtype)
-    heads_first = (part.to(dtype).transpose(1, 2) for part in (query_BTHE, key_BTKE, value_BTKE))
-    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal)
+    heads_first = (cast(part, dtype).transpose(1, 2) for part in (query_BTHE, key_BTKE, value_BTKE))
+    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal, attn_mask=_broad(mask))
     return out.transpose(1, 2), lse.transpose(1, 2)
 
 
-def _cpu_backward(
+def dense_backward(
     grad_BTHE: Tensor,
     query_BTHE: Tensor,
     key_BTKE: Tensor,
@@ -139,14 +145,22 @@ def _cpu_backward(
     out_BTHE: Tensor,
     lse_BTH: Tensor,
     *,
-    causal: bool,
+    causal: bool = False,
+    mask: Tensor | None = None,
 ) -> Gradients:
+    """Return the gradients of `dense`, at least fp32; output and log-sum-exp may belong to a larger softmax."""
     parts = (grad_BTHE, query_BTHE, key_BTKE, value_BTKE, out_BTHE, lse_BTH)
     dtype = wide(query_BTHE.dtype)
-    heads_first = [part.to(dtype).transpose(1, 2) for part in parts]
-    grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*heads_first, 0.0, causal)
+    heads_first = [cast(part, dtype).transpose(1, 2) for part in parts]
+    grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *heads_first, 0.0, causal, attn_mask=_broad(mask)
+    )
     query, key, value = (grad.transpose(1, 2) for grad in grads)
     return query, key, value
+
+
+def _broad(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[None, None]
 
 
 def _no_dropout(like: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,5 +176,5 @@ def merge(out1_RHE: Tensor, lse1_RH: Tensor, out2_RHE: Tensor, lse2_RH: Tensor) 
     """
     share_RH1 = torch.sigmoid(lse1_RH - lse2_RH).unsqueeze(-1)
     dtype = wide(out1_RHE.dtype)
-    out_RHE = torch.lerp(out2_RHE.to(dtype), out1_RHE.to(dtype), share_RH1.to(dtype))
+    out_RHE = torch.lerp(cast(out2_RHE, dtype), cast(out1_RHE, dtype), cast(share_RH1, dtype))
     return out_RHE, torch.logaddexp(lse1_RH, lse2_RH)

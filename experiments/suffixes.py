@@ -50,13 +50,23 @@ class Suffixes:
         """
         count = len(self.responses)
         states = [first_1C.expand(count, -1) for first_1C in first]
+        if later is None or self._equal():
+            targets_N = torch.cat([response.tokens_D for response in self.responses])
+            if later is not None:
+                rows = (count, self.lengths[0], -1)
+                pairs = zip(states, later, strict=True)
+                states = [torch.cat((one.unsqueeze(1), rest.view(rows)), dim=1).flatten(0, 1) for one, rest in pairs]
+            return score(states, model.head_VC, targets_N)
+        states = [torch.cat(pair) for pair in zip(states, later, strict=True)]
         targets = [torch.stack([response.tokens_D[0] for response in self.responses])]
-        if later is not None:
-            states = [torch.cat(pair) for pair in zip(states, later, strict=True)]
-            targets += [response.tokens_D[1:] for response in self._longer]
+        targets += [response.tokens_D[1:] for response in self._longer]
         scores = score(states, model.head_VC, torch.cat(targets))
         order_N = self._order()
-        return Scores(scores.log_probs_NS[order_N], scores.terminal_entropy_N[order_N])
+        return Scores(scores.log_probs_NS.index_select(0, order_N), scores.terminal_entropy_N.index_select(0, order_N))
+
+    def _equal(self) -> bool:
+        """Say whether all responses have inputs, and equally many."""
+        return len(self.lengths) == len(self.responses) and len(set(self.lengths)) == 1
 
     def _order(self) -> Tensor:
         """Return where each token's score is: first tokens come before all later ones."""

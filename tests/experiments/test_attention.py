@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from experiments import attention, flash
+from experiments import attention, dense_oracle, flash
 from experiments.attention import MergedPrefixed, PrefixedCausal, SegmentedCausal, TreeCausal, prefixed
+from experiments.exactness import FP64_GATE, compare, gradients
 from experiments.flex import FlexPrefixed
+from experiments.objective import Supervision, published
+from experiments.schedules import SCHEDULES
 
 SHAPES = [
     # prefix, suffix lengths, query heads, key/value heads, head dimension
@@ -64,9 +67,17 @@ def errors(found, expected):
     return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(found, expected, strict=True)]
 
 
+@pytest.fixture(params=["kernels", "one call"])
+def form(request, monkeypatch):
+    """Shapes of any size go through the kernels that large ones take, then through the one call of small ones."""
+    monkeypatch.setattr(attention, "SCORES_MAX", 0 if request.param == "kernels" else 2**30)
+    monkeypatch.setattr(attention, "COPIED_MAX", 2**30)
+    return request.param
+
+
 @pytest.mark.parametrize("kind", [MergedPrefixed, PrefixedCausal])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_and_all_gradients_equal_the_textbook(kind, shape):
+def test_outputs_and_all_gradients_equal_the_textbook(kind, shape, form):
     """fp64: output, and the gradients of queries, prefix keys and values, own keys and values."""
     parts, weights = draw(*shape)
     expected = textbook(parts, shape[1])
@@ -78,7 +89,7 @@ def test_outputs_and_all_gradients_equal_the_textbook(kind, shape):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_fused_form_rounds_no_worse_than_the_plain_one(shape, dtype):
+def test_the_fused_form_rounds_no_worse_than_the_plain_one(shape, dtype, form):
     """Against fp64 of the same operands: within a small factor of what one masked softmax loses."""
     parts, weights = draw(*shape, dtype)
     exact = textbook(parts, shape[1])
@@ -126,7 +137,7 @@ def test_a_part_without_keys_adds_nothing():
 
 @pytest.mark.parametrize("lengths", [(4,), (3, 3), (2, 5, 1)])
 @pytest.mark.parametrize(("heads", "shared"), [(4, 4), (6, 2)])
-def test_a_tree_is_its_trunk_and_its_branches(lengths, heads, shared, monkeypatch):
+def test_a_tree_is_its_trunk_and_its_branches(lengths, heads, shared, form, monkeypatch):
     """The prompt's rows are plain causal attention, a suffix's rows those behind a prefix; fused and plain agree."""
     generator = torch.Generator().manual_seed(4)
     rows = 6 + sum(lengths)
@@ -148,14 +159,72 @@ def test_the_fused_form_is_used_where_it_can_be():
         assert isinstance(prefixed([torch.ones(2, 1, 4, dtype=dtype)], [torch.ones(2, 1, 4)], [1]), MergedPrefixed)
 
 
-def test_a_gradient_of_second_order_is_refused():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_gradient_of_second_order_is_refused(form, dtype):
     """The fused backward has no derivative; asking for one is an error, never a wrong number."""
-    parts, weights = draw(5, (3,), 4, 4, 8)
-    out = attend(MergedPrefixed, parts, (3,))
-    weights.requires_grad_()
-    (first,) = torch.autograd.grad((out * weights).sum(), parts[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        first.sum().backward()
+    parts, weights = draw(5, (3,), 4, 4, 8, dtype)
+    for kind in (MergedPrefixed, PrefixedCausal):
+        out = attend(kind, parts, (3,))
+        weights.requires_grad_()
+        (first,) = torch.autograd.grad((out * weights).sum(), parts[:1], create_graph=True)
+        with pytest.raises(RuntimeError, match=r"differentiate twice|derivative for .* is not implemented"):
+            first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "one_call"),
+    [
+        ((24, (3,) * 4, 2, 2, 4), torch.float32, True),
+        ((256, (7,) * 4, 4, 2, 32), torch.float32, True),
+        ((24, (3,) * 4, 2, 2, 4), torch.bfloat16, False),  # prefix gradients of each wave would be rounded
+        ((257, (7,) * 32, 2, 2, 4), torch.float64, False),  # too many masked scores
+        ((513, (1,), 1, 1, 128), torch.float32, False),  # too much to copy
+    ],
+)
+def test_only_small_shapes_go_through_one_call(shape, dtype, one_call, monkeypatch):
+    """The rule is one of size: a large prefix is not copied, and masked scores do not grow with a wave's square."""
+    joined = []
+    right = attention.dot_product
+    monkeypatch.setattr(attention, "dot_product", lambda *parts, **how: joined.append(1) or right(*parts, **how))
+    parts, _ = draw(*shape, dtype)
+    attend(MergedPrefixed, parts, shape[1])
+    assert bool(joined) is one_call
+
+
+@pytest.mark.parametrize("lengths", [(2, 5, 1), (4, 4), (6,)])
+def test_segments_see_nothing_of_each_other(lengths, form):
+    """Ragged and equal segments, by kernels or by one masked call: what each would be alone."""
+    generator = torch.Generator().manual_seed(5)
+    packed = [torch.randn(sum(lengths), count, 8, generator=generator, dtype=torch.float64) for count in (4, 2, 2)]
+    alone = [
+        SegmentedCausal([len(part[0])])(0, *part) for part in zip(*(p.split(lengths) for p in packed), strict=True)
+    ]
+    torch.testing.assert_close(SegmentedCausal(lengths)(0, *packed), torch.cat(alone), atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_attention_on_a_cpu_is_rounded_once(masked, dtype):
+    """The output is the fp64 result of the same operands, rounded; torch's own bf16 kernel rounds probabilities too."""
+    generator = torch.Generator().manual_seed(6)
+    parts = [torch.randn(2, 70, count, 16, generator=generator).to(dtype).requires_grad_() for count in (4, 2, 2)]
+    how = {"mask": attention.suffix_mask(0, (30, 40), torch.device("cpu"))} if masked else {"causal": True}
+    exact = attention.dot_product(*(part.double() for part in parts), **how)
+    found = attention.dot_product(*parts, **how)
+    assert found.dtype == dtype
+    assert (found.double() - exact).norm() <= 1.001 * (exact.to(dtype).double() - exact).norm()
+    grad = torch.randn(exact.shape, generator=generator).to(dtype)
+    truth = torch.autograd.grad(exact, parts, grad.double())
+    assert max(errors(torch.autograd.grad(found, parts, grad), truth)) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("schedule", ["full-packed", "prefix-packed", "tree-packed"])
+def test_schedules_are_exact_whatever_form_their_attention_takes(case, schedule, form):
+    model, group = case()
+    objective = published(Supervision.ALL_LOOPS)
+    truth = dense_oracle.evaluate(model, group, objective).gradient
+    SCHEDULES[schedule](model, group, objective.token_weights(group.lengths), objective, microbatch=2)
+    assert FP64_GATE.admits(compare(gradients(model), truth))
 
 
 @pytest.mark.parametrize("lengths", [(3, 3), (2, 5, 1)])
