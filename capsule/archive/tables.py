@@ -1,4 +1,4 @@
-"""The record table as Parquet: written with every float's bits, read back as from a stranger.
+"""The tables of a capsule as Parquet: written with every float's bits, read back as from a stranger.
 
 Columns are plain and uncompressed (the container compresses), so a reader can bound what it will decode from the file's
 size. pyarrow is imported on use: only commands that read or write records pay for it.
@@ -7,13 +7,16 @@ size. pyarrow is imported on use: only commands that read or write records pay f
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from capsule.core.errors import MalformedError
 from capsule.core.record import float_bits, from_float_bits
 
 ROW_GROUP_ROWS = 65_536
+BATCH_ROWS = 4_096
+"""Rows of a large table that are held at a time."""
 ENCODINGS = frozenset({"PLAIN", "RLE"})
 """Of values, and of the levels that say which are null; every other encoding can be larger decoded than encoded."""
 
@@ -21,12 +24,15 @@ FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2}
 
 
 def write_table(columns: Sequence[tuple[str, str]], rows: Iterable[dict[str, Any]]) -> bytes:
-    """Return the Parquet bytes of `rows`, whose values are canonical scalars or None, in the order of `columns`."""
+    """Return the Parquet bytes of `rows`, whose values are canonical scalars or None, in the order of `columns`.
+
+    The rows of one row group are held at a time.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    listed = list(rows)
-    arrays = [_array(pa, kind, [row[name] for row in listed]) for name, kind in columns]
+    left = iter(rows)
+    listed = list(islice(left, ROW_GROUP_ROWS))
     schema = pa.schema([pa.field(name, _arrow_type(pa, kind)) for name, kind in columns])
     sink = io.BytesIO()
     with pq.ParquetWriter(
@@ -38,7 +44,11 @@ def write_table(columns: Sequence[tuple[str, str]], rows: Iterable[dict[str, Any
         store_schema=False,
         version="2.6",
     ) as writer:
-        writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=ROW_GROUP_ROWS)
+        while True:
+            arrays = [_array(pa, kind, [row[name] for row in listed]) for name, kind in columns]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=ROW_GROUP_ROWS)
+            if not (listed := list(islice(left, ROW_GROUP_ROWS))):
+                break
     return sink.getvalue()
 
 
@@ -59,9 +69,44 @@ def read_table(data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, w
         table = file.read(use_threads=False)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise MalformedError(f"{where}: expected a Parquet table, found: {str(error).splitlines()[0][:200]}") from error
+        raise _no_table(error, where) from error
+    return list(_rows(pa, table, columns))
+
+
+def scan_table(data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, where: str) -> Iterator[dict[str, Any]]:
+    """Check the footer as `read_table` does, and return an iterator that decodes a few thousand rows at a time.
+
+    Raises:
+        MalformedError: the bytes are not such a table; of values, only while iterating.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=1 << 20, thrift_container_size_limit=1 << 20)
+        _check_footer(pa, file, data, columns, rows_max, where)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _no_table(error, where) from error
+    return _scanned(pa, file, columns, where)
+
+
+def _scanned(pa: Any, file: Any, columns: Sequence[tuple[str, str]], where: str) -> Iterator[dict[str, Any]]:
+    try:
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
+            batch.validate(full=True)
+            yield from _rows(pa, pa.Table.from_batches([batch]), columns)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _no_table(error, where) from error
+
+
+def _no_table(error: Exception, where: str) -> MalformedError:
+    return MalformedError(f"{where}: expected a Parquet table, found: {str(error).splitlines()[0][:200]}")
+
+
+def _rows(pa: Any, table: Any, columns: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     values = {name: _scalars(pa, kind, table.column(name)) for name, kind in columns}
-    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    for row in zip(*values.values(), strict=True):
+        yield dict(zip(values, row, strict=True))
 
 
 def _check_footer(

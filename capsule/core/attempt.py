@@ -211,8 +211,8 @@ class DeviceClean(Model):
 class Settled(Model):
     """The end of an attempt that was observed to its end.
 
-    `telemetry` is what the samples of each device add up to, none of a device that cannot be sampled; `exclusivity` is
-    the worst of them.
+    `telemetry` is what the samples of each device add up to, empty where none was taken; `exclusivity` is the worst of
+    them.
     """
 
     outcome: Outcome

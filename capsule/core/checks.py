@@ -28,6 +28,7 @@ from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive
 from capsule.core.schema import key_path
 from capsule.core.table import table_rows
+from capsule.core.telemetry_checks import check_telemetry
 from capsule.core.toml import read_protocol
 
 REQUIRED_MEMBERS = (
@@ -319,4 +320,5 @@ CHECK_FUNCTIONS: Mapping[str, Callable[[Reading], Checking]] = {
     "V-16": check_imports,
     "V-17": check_records,
     "V-18": check_results,
+    "V-19": check_telemetry,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,8 @@ class Evidence:
     """A capsule's members as a reader handed them over; large ones only by digest.
 
     `generations` are the manifests of the chain by number from 1, each a map of file name to bytes; `attempt_files`
-    the digests of every attempt's files; `table` the rows of the packed table, or the words for why it was not read.
+    the digests of every attempt's files; `table` the rows of the packed table, or the words for why it was not read,
+    and `telemetry_table` likewise, gone through once and in order.
     """
 
     container_findings: list[str] = field(default_factory=list)
@@ -30,8 +32,10 @@ class Evidence:
     attempt_files: dict[str, dict[str, FileDigest]] = field(default_factory=dict)
     journals: dict[str, bytes] = field(default_factory=dict)
     provenance: dict[str, bytes] = field(default_factory=dict)
+    telemetry: dict[str, bytes] = field(default_factory=dict)
     sources: set[str] = field(default_factory=set)
     table: list[dict[str, Any]] | str = ""
+    telemetry_table: Iterable[Mapping[str, Any]] | str = ()
     results: bytes = b""
     identity: str | None = None
 

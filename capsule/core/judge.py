@@ -4,7 +4,8 @@ The checks, in the order of `verdict.CHECKS`: the container's own findings; ever
 required is absent; the manifest's bytes and its lists; the plan enumerated again from the protocol; the chain of
 amendments; the caller's expected identity; signature and timestamp (named, judged elsewhere); the ledger's hash chain,
 its head, the state table, the charges added up again within the budget; attempt files against the ledger; sources and
-imports against the manifest; the records' table against the journals; the results derived again.
+imports against the manifest; the records' table against the journals; the results derived again; what devices were
+seen doing added up again.
 """
 
 from __future__ import annotations

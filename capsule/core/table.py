@@ -1,20 +1,23 @@
-"""The record table: one row for every planned cell, and one for every observation that did not become final.
+"""The tables of a capsule, of its records and of its telemetry.
 
-Packing writes it for people and their tools; verifying derives it again from the journals and compares. Journals are
-the evidence, the table is a view of them.
+The record table has one row for every planned cell, and one for every observation that did not become final; the table
+of telemetry one for every sample. Packing writes them for people and their tools; verifying derives them again from the
+journals and the samples and compares. Those are the evidence, the tables are views of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from capsule.core.attempt import Account
+from capsule.core.canonical import canonical
 from capsule.core.manifest import Manifest
 from capsule.core.plan import Cell
 from capsule.core.progress import final_rows
 from capsule.core.protocol import Observation
 from capsule.core.record import Journal
+from capsule.core.telemetry import Sample, read_samples
 
 ColumnType = Literal["text", "int64", "bool"]
 
@@ -32,6 +35,34 @@ FIXED_COLUMNS: tuple[tuple[str, ColumnType], ...] = (
     ("attempt", "text"),
     ("final", "bool"),
     ("pilot", "bool"),
+)
+
+
+TELEMETRY_COLUMNS: tuple[tuple[str, ColumnType], ...] = (
+    ("attempt", "text"),
+    ("device", "text"),
+    ("at_ms", "int64"),
+    ("exclusivity", "text"),
+    ("words", "text"),
+    ("own", "text"),
+    ("foreign", "text"),
+    ("memory_used_bytes", "int64"),
+    ("utilization_percent", "int64"),
+    ("sm_clock_mhz", "int64"),
+    ("memory_clock_mhz", "int64"),
+    ("temperature_celsius", "int64"),
+    ("power_mw", "int64"),
+    ("energy_mj", "int64"),
+    ("throttle", "int64"),
+    ("ecc_corrected", "int64"),
+    ("ecc_uncorrected", "int64"),
+    ("remapped_rows", "int64"),
+    ("xid", "int64"),
+    ("driver", "text"),
+    ("layout", "text"),
+    ("missing", "text"),
+    ("error", "text"),
+    ("lost", "bool"),
 )
 
 
@@ -78,3 +109,22 @@ def _row(
         "attempt": attempt, "final": final, "pilot": pilot,
     }  # fmt: skip
     return {**fixed, **values}
+
+
+def telemetry_rows(files: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for every sample of the attempts' telemetry files, in their order; other lines have none."""
+    for attempt, data in files:
+        for sample in read_samples(data):
+            if isinstance(sample, Sample):
+                yield telemetry_row(attempt, sample)
+
+
+def telemetry_row(attempt: str, sample: Sample) -> dict[str, Any]:
+    """Return the row of one sample: process ids joined by spaces, reasons as canonical JSON, the rest as it is."""
+    flat = {
+        "attempt": attempt,
+        "own": " ".join(map(str, sample.own)),
+        "foreign": " ".join(map(str, sample.foreign)),
+        "missing": canonical(sample.missing).decode(),
+    }
+    return {name: flat[name] if name in flat else getattr(sample, name) for name, _ in TELEMETRY_COLUMNS}

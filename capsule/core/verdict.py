@@ -36,6 +36,7 @@ CHECKS: tuple[tuple[str, str], ...] = (
     ("V-16", "import provenance"),
     ("V-17", "records"),
     ("V-18", "results"),
+    ("V-19", "telemetry"),
 )
 """Every check in the order in which it is made, with the clause of `docs/spec/verdict.md` that it enforces."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from capsule.archive.model import Sealed
@@ -18,13 +19,15 @@ from capsule.core.digest import hex_of
 from capsule.core.errors import BrokenError, IncompleteError, MachineError, RefusedError, UsageError
 from capsule.core.progress import final_rows
 from capsule.core.results import Results, derive
-from capsule.core.table import table_columns, table_rows
+from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows, telemetry_rows
 from capsule.host import store
+from capsule.host.durable import read_regular
 from capsule.host.workspace import STATE, Workspace, find_workspace
 from capsule.steps.standing import Standing, standing
 from capsule.steps.verify import MAGIC, open_capsule, verify
 
 CHUNK_BYTES = 1 << 20
+TELEMETRY = "telemetry.jsonl"
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def plan(workspace: Workspace) -> tuple[list[Item], Results]:
     )
     items = [*_manifests(now), *_ledger(now), *_attempts(workspace, now)]
     items.append(_bytes("4-records/rows.parquet", table))
+    items += _telemetry(workspace, now)
     items += _sources(workspace, now)
     items.append(_bytes("7-results/results.json", results.to_bytes()))
     items.append(_bytes("8-README/CITATION.cff", citation(manifest)))
@@ -164,6 +168,15 @@ def _attempts(workspace: Workspace, now: Standing) -> Iterator[Item]:
             continue
         for name, digest in sorted(attempt.end.files.items()):
             yield Item(f"3-attempts/{attempt.id}/{name}", digest.size, workspace.attempts / attempt.id / name)
+
+
+def _telemetry(workspace: Workspace, now: Standing) -> Iterator[Item]:
+    """Give the table of all samples, if there are any."""
+    names = [item.id for item in now.account.attempts.values() if item.end and TELEMETRY in item.end.files]
+    rows = telemetry_rows((name, read_regular(workspace.attempts / name / TELEMETRY) or b"") for name in names)
+    first = next(rows, None)
+    if first is not None:
+        yield _bytes("4-records/telemetry.parquet", write_table(TELEMETRY_COLUMNS, chain([first], rows)))
 
 
 def _sources(workspace: Workspace, now: Standing) -> Iterator[Item]:

@@ -13,13 +13,13 @@ from typing import BinaryIO, cast
 
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
-from capsule.archive.tables import read_table
+from capsule.archive.tables import read_table, scan_table
 from capsule.core.digest import PREFIX, is_digest
 from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import FileDigest, Manifest
-from capsule.core.table import table_columns
+from capsule.core.table import TELEMETRY_COLUMNS, table_columns
 from capsule.core.verdict import Verdict
 
 MAGIC = b"\x28\xb5\x2f\xfd"
@@ -29,7 +29,10 @@ KEPT_BYTES_MAX = 64 << 20
 """Bytes of one member that the checks read; a larger journal or list is a finding, and no run writes one."""
 
 TABLE_BYTES_MAX = 1 << 30
-"""Bytes of the record table, which holds the rows of all journals."""
+"""Bytes of one table, which holds the rows of all journals, or all samples."""
+
+OF_ATTEMPTS = {"journal.jsonl": "journals", "provenance.jsonl": "provenance", "telemetry.jsonl": "telemetry"}
+"""Files of an attempt that the checks read, and where the evidence keeps them."""
 
 
 def verify(stream: BinaryIO, *, against: Sequence[str] = (), signature_required: bool = False) -> Verdict:
@@ -65,7 +68,7 @@ def open_capsule(path: Path) -> BinaryIO:
 def collect(stream: BinaryIO) -> Evidence:
     """Read a whole capsule into the evidence that the checks need."""
     evidence = Evidence()
-    table = b""
+    tables: dict[str, bytes] = {}
     for name, size, digest, data in _members(stream, evidence):
         evidence.members.add(name)
         room, _, rest = name.partition("/")
@@ -80,11 +83,10 @@ def collect(stream: BinaryIO) -> Evidence:
             case "3-attempts":
                 attempt, _, file = rest.partition("/")
                 evidence.attempt_files.setdefault(attempt, {})[file] = FileDigest(size=size, sha256=digest)
-                if file in ("journal.jsonl", "provenance.jsonl"):
-                    kept = evidence.journals if file == "journal.jsonl" else evidence.provenance
-                    kept[attempt] = data
-            case "4-records" if rest == "rows.parquet":
-                table = data
+                if file in OF_ATTEMPTS:
+                    getattr(evidence, OF_ATTEMPTS[file])[attempt] = data
+            case "4-records":
+                tables[rest] = data
             case "5-sources" | "6-oracles":
                 if room == "5-sources":
                     evidence.sources.add(PREFIX + rest)
@@ -94,7 +96,9 @@ def collect(stream: BinaryIO) -> Evidence:
                     )
             case "7-results":
                 evidence.results = data
-    evidence.table = _table(table, evidence)
+    evidence.table = _table(tables.get("rows.parquet", b""), evidence)
+    if "telemetry.parquet" in tables:
+        evidence.telemetry_table = _telemetry_table(tables["telemetry.parquet"], evidence)
     return evidence
 
 
@@ -142,8 +146,8 @@ def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, s
 
 def _is_kept(name: str) -> bool:
     if name.startswith("3-attempts/"):
-        return name.endswith(("/journal.jsonl", "/provenance.jsonl"))
-    return name.startswith(("1-manifest/", "2-ledger", "4-records/rows", "7-results/"))
+        return name.rpartition("/")[2] in OF_ATTEMPTS
+    return name.startswith(("1-manifest/", "2-ledger", "4-records/", "7-results/"))
 
 
 def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
@@ -153,5 +157,14 @@ def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
         manifest = Manifest.from_bytes(files.get("manifest.json", b""), "manifest.json")
         rows_max = manifest.cells.count + sum(journal.count(b"\n") for journal in evidence.journals.values())
         return read_table(data, table_columns(manifest.protocol.observations), rows_max, "4-records/rows.parquet")
+    except CapsuleError as error:
+        return error.message
+
+
+def _telemetry_table(data: bytes, evidence: Evidence) -> Iterator[dict[str, object]] | str:
+    """Open the packed table of samples, or say why not."""
+    rows_max = sum(samples.count(b"\n") for samples in evidence.telemetry.values())
+    try:
+        return scan_table(data, TELEMETRY_COLUMNS, rows_max, "4-records/telemetry.parquet")
     except CapsuleError as error:
         return error.message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +17,7 @@ from typing import Any
 from capsule.core.attempt import (
     OF_DEVICE,
     OF_EXIT_ZERO,
+    OF_SIGKILL,
     Account,
     Charge,
     Clock,
@@ -55,7 +56,8 @@ from capsule.core.protocol import Protocol, reserved_ms
 from capsule.core.record import Journal, read_journal
 from capsule.core.results import derive
 from capsule.core.schema import Model
-from capsule.core.table import table_rows
+from capsule.core.table import table_rows, telemetry_rows
+from capsule.core.telemetry import READINGS, Sample, summarize, worst
 from capsule.core.toml import read_protocol
 
 PROTOCOL = """\
@@ -268,6 +270,8 @@ def exit_of(outcome: str, status: int = 0) -> Exit:
         code = status or 1
     elif outcome == "signalled":
         cause, signal = "signalled", 11
+    elif outcome in OF_SIGKILL:
+        cause, signal = "signalled", 9
     elif outcome not in OF_EXIT_ZERO | OF_DEVICE:
         cause, signal = outcome, 15
     failed = outcome == "exec_failed"
@@ -284,6 +288,23 @@ def exit_of(outcome: str, status: int = 0) -> Exit:
     )
 
 
+def sample(at_ms: int, device: str = "cpu", **changes: Any) -> Sample:
+    """Return a sample of a device that did not say more than its energy."""
+    energy_mj = at_ms * 300
+    missing = {name: "not supported" for name in READINGS if name != "energy_mj" and changes.get(name) is None}
+    plain: dict[str, Any] = {
+        "exclusivity": "exclusive", "words": "nobody else", "own": (3,), "foreign": (), "energy_mj": energy_mj,
+        "missing": missing,
+    }  # fmt: skip
+    return Sample(at_ms=at_ms, device=device, **{**plain, **changes})
+
+
+def silent(at_ms: int, device: str = "cpu", **changes: Any) -> Sample:
+    """Return the sample of a device that did not answer."""
+    plain: dict[str, Any] = {"exclusivity": "unverifiable", "words": "no answer", "own": (), "foreign": ()}
+    return Sample(at_ms=at_ms, device=device, **{**plain, "error": "timed out", **changes})
+
+
 @dataclass
 class History:
     """A ledger being written, and the files of its attempts."""
@@ -292,6 +313,8 @@ class History:
     lines: list[bytes] = field(default_factory=list)
     journals: dict[str, bytes] = field(default_factory=dict)
     provenance: dict[str, bytes] = field(default_factory=dict)
+    telemetry: dict[str, bytes] = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu",)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     now_ms: int = 1000
     attempts: int = 0
@@ -353,7 +376,7 @@ class History:
         name = f"a{self.attempts:06d}"
         data = Reserved(
             manifest=self.manifest.identity, process=process, pilot=pilot, from_frozen=False, unit="cpu",
-            devices=("cpu",), reserved_ms=reserved_ms(self.manifest.protocol.budget),
+            devices=self.devices, reserved_ms=reserved_ms(self.manifest.protocol.budget),
         )  # fmt: skip
         self.event("reserved", name, data)
         return name
@@ -391,37 +414,46 @@ class History:
         pilot: bool = False,
         ratio: float = 2.0,
         status: int = 0,
+        samples: Callable[[int], Sequence[Sample]] | None = None,
+        lasts_ms: int = 0,
     ) -> str:
-        """Run an attempt that is observed to its end."""
+        """Run an attempt that is observed to its end; `samples` are given the time of its lease."""
         name = self.reserve(process, pilot=pilot)
         leased = self.start(name)
+        self.now_ms += lasts_ms
         self.event("exit", name, exit_of(outcome, status))
         self.event("tree_empty", name, TreeEmpty(killed=0, level="subreaper"))
         released = self.clock()
         self.event("device_clean", name, DeviceClean(clean=True, released=released, evidence="idle"))
-        charged = released.boottime_ms - leased.boottime_ms
-        rows, files = self._finish(name, process, journal, ratio)
+        charged = len(self.devices) * (released.boottime_ms - leased.boottime_ms)
+        taken = None if samples is None else samples(leased.boottime_ms)
+        rows, files = self._finish(name, process, journal, ratio, taken)
+        span = leased.boottime_ms, released.boottime_ms
+        telemetry = {device: summarize(device, taken, *span) for device in self.devices} if taken else {}
         charge = Charge(lower_ms=charged, upper_ms=charged, debited_ms=charged, observed=True)
         settled = Settled(
             outcome=outcome, evidence="as it was", charge=charge, overrun_ms=0, suspended_ms=0, rows=rows, files=files,
+            telemetry=telemetry, exclusivity=worst(telemetry.values()),
         )  # type: ignore[arg-type]  # fmt: skip
         self.event("settled", name, settled)
         return name
 
-    def lose(self, process: int, outcome: str = "lost", *, rows: int = 1) -> str:
+    def lose(
+        self, process: int, outcome: str = "lost", *, rows: int = 1, samples: Sequence[Sample] | None = None
+    ) -> str:
         """Run an attempt whose end nobody observed, after it wrote some rows."""
         name = self.reserve(process)
         self.start(name)
         self.event("held_unknown", name, HeldUnknown(evidence="the supervisor is gone"))
         planned = processes(self.cells)[process].cells[:rows]
-        count, files = self._finish(name, process, journal_bytes(map(observed, planned), ended=False), 2.0)
+        count, files = self._finish(name, process, journal_bytes(map(observed, planned), ended=False), 2.0, samples)
         charge = Charge(lower_ms=5, upper_ms=90, debited_ms=90, observed=False)
         reconciled = Reconciled(outcome=outcome, evidence="gone", charge=charge, rows=count, files=files)  # type: ignore[arg-type]
         self.event("reconciled", name, reconciled)
         return name
 
     def _finish(
-        self, name: str, process: int, journal: bytes | None, ratio: float
+        self, name: str, process: int, journal: bytes | None, ratio: float, samples: Sequence[Sample] | None
     ) -> tuple[int, dict[str, FileDigest]]:
         planned = processes(self.cells)[process].cells
         if journal is None:
@@ -432,6 +464,9 @@ class History:
             "environment.json": b"{}", "journal.jsonl": journal, "provenance.jsonl": self.provenance[name],
             "stderr": b"", "stdout": b"\x96\r",
         }  # fmt: skip
+        if samples is not None:
+            self.telemetry[name] = lines_bytes(item.to_json() for item in samples)
+            self.files[name]["telemetry.jsonl"] = self.telemetry[name]
         names = [cell.cell for cell in planned]
         rows = len(read_journal(journal, self.manifest.protocol.observations, names).rows)
         return rows, {
@@ -474,6 +509,8 @@ class History:
             },
             journals=dict(self.journals),
             provenance=dict(self.provenance),
+            telemetry=dict(self.telemetry),
+            telemetry_table=list(telemetry_rows(self.telemetry.items())),
             sources=self._frozen(),
             table=list(table_rows(self.manifest, self.cells, account, journals)),
             results=derive(self.manifest, rows, account).to_bytes(),
@@ -497,6 +534,7 @@ def sealed(evidence: Evidence) -> Evidence:
         "2-ledger.jsonl": evidence.ledger,
         "2-ledger.head.json": evidence.head,
         "4-records/rows.parquet": evidence.table,
+        "4-records/telemetry.parquet": evidence.telemetry_table,
         "7-results/results.json": evidence.results,
     }
     evidence.members = names | {name for name, content in contents.items() if content}
@@ -536,14 +574,17 @@ def with_ledger(evidence: Evidence, ledger: bytes) -> Evidence:
     return sealed(evidence)
 
 
+CONTAMINATED: dict[str, Any] = {"exclusivity": "contaminated", "words": "in use by pid 77", "foreign": (77,)}
+
+
 def honest(ratio: float = 2.0) -> History:
-    """A whole history: a pilot, a refusal, a lost start and its repetition, a failure that was retried."""
+    """A whole history: a pilot, a refusal, a lost start and its repetition, a failure that was retried; samples."""
     history = History().opened()
     history.attempt(0, pilot=True, ratio=ratio)
-    history.attempt(0, ratio=ratio)
+    history.attempt(0, ratio=ratio, samples=lambda at: [sample(at + 5), sample(at + 30, throttle=4)])
     history.refuse(1)
-    history.lose(1)
-    history.attempt(1, ratio=ratio)
+    history.lose(1, samples=[sample(9)])
+    history.attempt(1, ratio=ratio, samples=lambda at: [sample(at + 5), sample(at + 9, **CONTAMINATED)])
     history.attempt(2, "exit_nonzero", journal=b"", status=11)
     history.attempt(2, ratio=ratio)
     return history

@@ -41,6 +41,7 @@ from capsule.core.attempt import (
     TreeEmpty,
     add_up,
     apply,
+    exit_faults,
 )
 from capsule.core.digest import digest_of
 from capsule.core.schema import Model
@@ -87,7 +88,7 @@ def data_of(name: str, *, ms: int = 10, pilot: bool = False, manifest: str = FIR
         ),
         "tree_empty": lambda: TreeEmpty(killed=0, level="cgroup"),
         "device_clean": lambda: DeviceClean(clean=True, released=AT, evidence=""),
-        "settled": lambda: Settled(overrun_ms=0, suspended_ms=0, **end),
+        "settled": lambda: Settled(overrun_ms=0, suspended_ms=0, exclusivity="unverifiable", telemetry={}, **end),
         "held_unknown": lambda: HeldUnknown(evidence=""),
         "reconciled": lambda: Reconciled(**end),
         "correction": lambda: Correction(debited_ms=ms, reason="x"),
@@ -126,6 +127,34 @@ def test_outcomes_are_of_three_kinds() -> None:
     assert not COMPLETED & INTERRUPTED
     assert set(OUTCOMES) > COMPLETED | INTERRUPTED
     assert len(OUTCOMES) == len(set(OUTCOMES))
+
+
+STATUSES = [
+    ("exited", 0, {*COMPLETED, "bad_records", "incomplete", "leaked_descendants", "provenance", "source_changed"}),
+    ("exited", 1 << 8, {"exit_nonzero"}),
+    ("exited", 137 << 8, {"exit_nonzero"}),
+    ("signalled", 9, {"oom_cgroup", "oom_host", "sigkill_unattributed"}),
+    ("signalled", 9 | 0x80, {"oom_cgroup", "oom_host", "sigkill_unattributed"}),
+    ("signalled", 15, {"signalled"}),
+    ("signalled", 11 | 0x80, {"signalled"}),
+    ("fork_storm", 9, {"fork_storm"}),
+    ("wall_limit", 0, {"wall_limit"}),
+    ("exec_failed", None, {"exec_failed"}),
+]
+OF_ANY_EXIT = {
+    "config_changed", "contaminated", "device_lost", "device_mismatch", "device_suspect", "unverifiable"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "status", "outcomes"), STATUSES)
+def test_outcomes_follow_from_exits(cause: str, status: int | None, outcomes: set[str]) -> None:
+    """L-10: an exit allows these outcomes and those that a device decides, and no other."""
+    by = status & 0x7F or None if status is not None else None
+    ended = Exit(
+        wait_status=status, exit_code=None if by or status is None else status >> 8, signal=by, core_dumped=False,
+        cause=cause, evidence="", user_ms=0, system_ms=0, max_rss_bytes=0,
+    )  # fmt: skip
+    assert {outcome for outcome in OUTCOMES if not list(exit_faults(ended, outcome))} == outcomes | OF_ANY_EXIT
 
 
 class Ledger(RuleBasedStateMachine):

@@ -56,7 +56,7 @@ def statuses(verdict: Verdict) -> dict[str, str]:
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(2.0, "supported"), (0.5, "refuted")])
 def test_honest_evidence_is_intact_whatever_it_says(ratio: float, outcome: str) -> None:
-    """V-01 to V-18 pass for an honest capsule; a refuted claim in it is as intact as a supported one."""
+    """V-01 to V-19 pass for an honest capsule; a refuted claim in it is as intact as a supported one."""
     verdict = judge(copy(ratio), against=[MANIFEST, str(copy(ratio).identity)])
     assert statuses(verdict) == {}
     assert (verdict.integrity, verdict.outcome, verdict.signed) == ("intact", outcome, False)
@@ -145,6 +145,7 @@ def set_event(name: str, attempt: str, **values: Any) -> Callable[[Evidence], No
     return events(lambda all_: event(all_, name, attempt).update(values))
 
 
+SAMPLES = "4-records/telemetry.parquet"
 CHARGED = {"lower_ms": 1, "upper_ms": 1, "debited_ms": 1, "observed": True}
 HALF = {"lower_ms": 5, "upper_ms": 90, "debited_ms": 5, "observed": False}
 
@@ -207,17 +208,30 @@ TAMPERED: list[tuple[str, Callable[[Evidence], Any], str]] = [
     ("V-17", set_event("settled", "a000002", outcome="bad_records"), "failed"),
     ("V-17", set_event("settled", "a000002", outcome="incomplete"), "failed"),
     ("V-17", set_event("exit", "a000002", wait_status=256, exit_code=1), "failed"),
+    ("V-17", set_event("exit", "a000002", wait_status=9, exit_code=None, signal=9, cause="signalled"), "failed"),
+    ("V-17", set_event("settled", "a000006", outcome="oom_cgroup"), "failed"),
     ("V-17", set_event("reserved", "a000002", process=7), "failed"),
     ("V-18", drop("results"), "not_checked"),
     ("V-18", lambda e: setattr(e, "results", e.results.replace(b'"supported"', b'"refuted"')), "failed"),
     ("V-18", lambda e: setattr(e, "results", e.results + b"\n"), "failed"),
     ("V-18", lambda e: setattr(e, "results", HONEST[0.5].results), "failed"),
+    ("V-19", lambda e: e.telemetry.pop("a000002"), "failed"),
+    ("V-19", lambda e: e.telemetry.update(a000004=b"{}\n"), "failed"),
+    ("V-19", lambda e: e.telemetry_table.pop(), "failed"),
+    ("V-19", lambda e: e.telemetry_table.append(e.telemetry_table[0]), "failed"),
+    ("V-19", lambda e: setattr(e, "telemetry_table", "4-records/telemetry.parquet: not a table"), "failed"),
+    ("V-19", lambda e: (setattr(e, "telemetry_table", []), e.members.discard(SAMPLES)), "not_checked"),
+    ("V-19", set_event("settled", "a000005", exclusivity="exclusive"), "failed"),
+    ("V-19", set_event("settled", "a000006", exclusivity="exclusive"), "failed"),
+    ("V-19", set_event("settled", "a000005", telemetry={}), "failed"),
+    ("V-19", set_event("settled", "a000002", outcome="contaminated"), "failed"),
+    ("V-19", drop("ledger"), "not_checked"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("check", "change", "status"), TAMPERED, ids=[f"{t[0]}-{n}" for n, t in enumerate(TAMPERED)])
 def test_each_check_finds_what_it_promises(check: str, change: Callable[[Evidence], Any], status: str) -> None:
-    """V-01 to V-18: a check finds what it promises, whatever was rebuilt to hide it, and the outcome is withheld."""
+    """V-01 to V-19: a check finds what it promises, whatever was rebuilt to hide it, and the outcome is withheld."""
     evidence = copy()
     members = set(evidence.members)
     change(evidence)
@@ -429,7 +443,7 @@ def _journal(evidence: Evidence, draw: st.DataObject) -> None:
 
 def _attempt(evidence: Evidence, draw: st.DataObject) -> None:
     name = draw.draw(st.sampled_from(sorted(evidence.attempt_files)))
-    for held in (evidence.attempt_files, evidence.journals, evidence.provenance):
+    for held in (evidence.attempt_files, evidence.journals, evidence.provenance, evidence.telemetry):
         held.pop(name, None)
 
 
@@ -437,6 +451,23 @@ def _provenance(evidence: Evidence, draw: st.DataObject) -> None:
     name = draw.draw(st.sampled_from(sorted(evidence.provenance)))
     data = evidence.provenance[name] = _bytes(evidence.provenance[name], draw)
     evidence.attempt_files[name]["provenance.jsonl"] = FileDigest(size=len(data), sha256=digest_of(data))
+
+
+def _telemetry(evidence: Evidence, draw: st.DataObject) -> None:
+    name = draw.draw(st.sampled_from(sorted(evidence.telemetry)))
+    data = evidence.telemetry[name] = _bytes(evidence.telemetry[name], draw)
+    evidence.attempt_files[name]["telemetry.jsonl"] = FileDigest(size=len(data), sha256=digest_of(data))
+
+
+def _sample_row(evidence: Evidence, draw: st.DataObject) -> None:
+    rows = evidence.telemetry_table
+    assert isinstance(rows, list)
+    at = draw.draw(st.integers(0, len(rows) - 1))
+    if draw.draw(st.booleans()):
+        del rows[at]
+    else:
+        column = draw.draw(st.sampled_from(sorted(rows[at])))
+        rows[at] = {**rows[at], column: draw.draw(st.sampled_from([None, 7, "x", 0.25]))}
 
 
 def _row(evidence: Evidence, draw: st.DataObject) -> None:
@@ -468,7 +499,7 @@ def _generation(evidence: Evidence, draw: st.DataObject) -> None:
 IN_PLACE: dict[str, Change] = {
     "ledger": _attribute("ledger"), "head": _attribute("head"), "results": _attribute("results"),
     "manifest": _generation_file, "journal": _journal, "attempt": _attempt, "provenance": _provenance, "row": _row,
-    "source": _source, "generation": _generation,
+    "source": _source, "generation": _generation, "telemetry": _telemetry, "sample row": _sample_row,
 }  # fmt: skip
 
 
@@ -505,7 +536,7 @@ def test_no_change_improves_a_verdict_under_a_fixed_identity(kind: str, ratio: f
 def test_no_single_change_goes_unseen_under_the_manifests_identity(
     kind: str, ratio: float, data: st.DataObject
 ) -> None:
-    """V-04 to V-18: with the manifest's identity alone, no change of one member goes unseen or gives another outcome.
+    """V-04 to V-19: with the manifest's identity alone, no change of one member goes unseen or gives another outcome.
 
     The packed results are an exception that changes nothing: their last places may differ, as they are derived again.
     """
@@ -526,6 +557,7 @@ def something_left(kind: str, evidence: Evidence) -> bool:
     held = {
         "row": evidence.table, "attempt": evidence.attempt_files, "journal": evidence.journals,
         "provenance": evidence.provenance, "source": evidence.sources,
+        "telemetry": evidence.telemetry, "sample row": evidence.telemetry_table,
     }  # fmt: skip
     return bool(held.get(kind, True))
 
@@ -533,7 +565,7 @@ def something_left(kind: str, evidence: Evidence) -> bool:
 @given(st.lists(st.sampled_from(sorted(IN_PLACE)), min_size=2, max_size=4), st.data())
 @settings(max_examples=40)
 def test_several_changes_never_raise_and_never_help(kinds: list[str], data: st.DataObject) -> None:
-    """V-01 to V-18: however damaged a capsule is, judging it is a verdict and never an error."""
+    """V-01 to V-19: however damaged a capsule is, judging it is a verdict and never an error."""
     evidence = copy()
     for kind in kinds:
         if something_left(kind, evidence):
@@ -585,7 +617,7 @@ def test_links_carry_no_content() -> None:
 
 
 def test_integrity_is_the_worst_of_the_checks() -> None:
-    """V-01 to V-18: broken < incomplete < intact; what was not asked for takes nothing away."""
+    """V-01 to V-19: broken < incomplete < intact; what was not asked for takes nothing away."""
     kinds = {
         "passed": Check(id="x", name="x", status="passed", words=""),
         "failed": Check(id="x", name="x", status="failed", words=""),
@@ -598,7 +630,7 @@ def test_integrity_is_the_worst_of_the_checks() -> None:
 
 
 def test_every_check_has_a_function_that_names_its_clause() -> None:
-    """V-01 to V-18: the table of checks, the functions and their docstrings are the same list."""
+    """V-01 to V-19: the table of checks, the functions and their docstrings are the same list."""
     assert list(CHECK_FUNCTIONS) == [identifier for identifier, _ in CHECKS]
     for identifier, function in CHECK_FUNCTIONS.items():
         assert (function.__doc__ or "").startswith(f"{identifier}: ")

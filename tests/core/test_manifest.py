@@ -23,7 +23,7 @@ from capsule.core.manifest import (
 )
 
 FILES = generation()
-GOLDEN = "sha256:39c88187f0c8cb1ce782faa87d4778a768750547c1c00d468279ba8059dad219"
+GOLDEN = "sha256:10564cef7ae2537ec4334e84672ee11296a92f7efeb933040d4ac38d44d4a196"
 """Of the builders' protocol; only a deliberate change of the format may change it."""
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from capsule.core.attempt import DATA, TRANSITIONS
+from capsule.core.attempt import DATA, OUTCOMES, TRANSITIONS
+from capsule.core.canonical import canonical
 from capsule.core.checks import CHECK_FUNCTIONS
 from capsule.core.plan import enumerate_cells
+from capsule.core.telemetry import THROTTLE_REASONS, Sample, read_samples
 from capsule.core.toml import read_protocol
 from capsule.core.verdict import CHECKS
 
@@ -22,6 +25,7 @@ DOCUMENTS = {
     "L": "ledger.md",
     "R": "records.md",
     "K": "capsule.md",
+    "T": "telemetry.md",
     "V": "verdict.md",
 }
 CLAUSE = re.compile(r"^- \*\*([A-Z]-[0-9]{2})\*\* ", re.MULTILINE)
@@ -75,7 +79,7 @@ def test_clauses_that_are_referred_to_exist() -> None:
     known = {clause for letter in DOCUMENTS for clause in clauses(letter)}
     for name in DOCUMENTS.values():
         text = (SPEC / name).read_text(encoding="utf-8")
-        assert set(re.findall(r"\b[PMLRKV]-[0-9]{2}\b", text)) <= known, name
+        assert set(re.findall(r"\b[PMLRKTV]-[0-9]{2}\b", text)) <= known, name
 
 
 def test_every_document_begins_with_an_example() -> None:
@@ -119,6 +123,23 @@ def test_the_events_of_the_document_are_the_codes() -> None:
         for event, data in re.findall(r"^\| `([a-z_]+)` \| (.*) \|$", text, re.MULTILINE)
     }
     assert found == {name: list(model.model_fields) for name, model in DATA.items()}
+
+
+def test_the_outcomes_of_the_document_are_the_codes() -> None:
+    """L-10: the document says of every outcome what it says, and names no other."""
+    text = (SPEC / "ledger.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^- `([a-z_]+)`: ", text, re.MULTILINE)) == sorted(OUTCOMES)
+
+
+def test_the_samples_of_the_document_are_the_codes() -> None:
+    """T-01 T-05: the document describes every field of a sample and every named bit, and its example is a sample."""
+    text = (SPEC / "telemetry.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*`) \| .* \|$", text, re.MULTILINE)
+    assert [name for row in rows for name in re.findall(r"`([a-z_]+)`", row)] == list(Sample.model_fields)
+    example = json.loads(text.split("laid out:\n")[1].split("\nand what")[0])
+    assert isinstance(next(read_samples(canonical(example) + b"\n")), Sample)
+    bits = re.findall(r"(0x[0-9]+)\s+`([a-z_]+)`", text)
+    assert {int(bit, 16): name for bit, name in bits} == THROTTLE_REASONS
 
 
 def test_the_index_names_every_document() -> None:
