@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from capsule.core.attempt import Attempt, Settled, add_up
+from capsule.core.chain import read
 from capsule.core.errors import MalformedError
 from capsule.core.judge import judge
 from capsule.core.manifest import Manifest
 from capsule.core.results import EstimateResult, Results
+from capsule.core.telemetry import DeviceTelemetry
 from capsule.core.verdict import Verdict
 from capsule.steps.verify import collect, open_capsule
 
@@ -31,9 +34,10 @@ def report(path: Path) -> str:
     if verdict.integrity == "intact":
         results = Results.from_bytes(evidence.results, "7-results/results.json")
         sections += [_hypotheses(results), _estimates(manifest, results), _gates(results), _charges(results)]
-        sections += [_summaries(results)]
+        attempts = add_up(read(evidence.ledger, "2-ledger.jsonl").events).attempts
+        sections += [_devices(attempts, evidence.table), _summaries(results)]
     sections.append(_cells(manifest, evidence.table))
-    return "\n".join(sections)
+    return "\n".join(section for section in sections if section)
 
 
 def _head(manifest: Manifest, verdict: Verdict) -> str:
@@ -114,6 +118,51 @@ def _charges(results: Results) -> str:
     ]
     table = _table(("unit", "device-seconds charged", "budget", "attempts"), rows)
     return "\n".join(["## What it cost", "", *table, ""])
+
+
+def _devices(attempts: Mapping[str, Attempt], table: Sequence[Mapping[str, object]]) -> str:
+    """Say what the devices were seen doing, and whether any attempt that counts may have shared its own."""
+    settled = {name: item.end for name, item in attempts.items() if isinstance(item.end, Settled)}
+    rows = [
+        (name, device, found.exclusivity, _joules(found), _throttled(found), _observed(found))
+        for name, end in settled.items()
+        for device, found in end.telemetry.items()
+    ]
+    counted = {str(row["attempt"]) for row in table if row["final"] and row["attempt"]}
+    words = [
+        f"{doubt}: {', '.join(names[:20])}{f' and {len(names) - 20} more' if len(names) > 20 else ''}."
+        for word, doubt in _DOUBTS
+        if (names := sorted(name for name in counted & settled.keys() if settled[name].exclusivity == word))
+    ]
+    if not rows and not words:
+        return ""
+    head = ("attempt", "device", "exclusivity", "energy in J", "throttled", "observed")
+    lines = [*_table(head, rows), ""] if rows else []
+    return "\n".join(["## Devices", "", *lines, *[line for item in words for line in (item, "")]])
+
+
+_DOUBTS = (
+    ("contaminated", "Another process was seen on the device of attempts that count"),
+    ("unverifiable", "Nothing shows that the device was free of other processes during attempts that count"),
+)
+
+
+def _joules(found: DeviceTelemetry) -> str:
+    return f"{found.energy_mj / 1000:.4g}" if found.energy_mj is not None else f"none: {found.energy_missing}"
+
+
+def _throttled(found: DeviceTelemetry) -> str:
+    """Give the share of the observed time under each reason; an idle device is not held back."""
+    held = [(name, spent) for name, spent in found.throttled_ms.items() if name != "gpu_idle"]
+    return ", ".join(f"{name} {_share(spent, found.observed_ms)}" for name, spent in held) or "no"
+
+
+def _observed(found: DeviceTelemetry) -> str:
+    return _share(found.observed_ms, found.elapsed_ms)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if whole else "0 %"
 
 
 def _summaries(results: Results) -> str:
