@@ -12,7 +12,7 @@ import struct
 from typing import Any
 
 from capsule.archive.tables import write_table
-from capsule.core.attempt import DATA, Account, Clock, Event, EventName, apply
+from capsule.core.attempt import COMPLETED, DATA, Account, Clock, Event, EventName, apply
 from capsule.core.canonical import canonical, join_lines
 from capsule.core.digest import digest_of
 from capsule.core.errors import ProtocolError
@@ -22,7 +22,8 @@ from capsule.core.progress import Process, deciding_attempt, final_rows, outcome
 from capsule.core.protocol import Observation, Protocol, reserved_ms
 from capsule.core.record import Journal, read_journal
 from capsule.core.results import derive
-from capsule.core.table import table_columns, table_rows
+from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows, telemetry_rows
+from capsule.core.telemetry import READINGS, Sample, summarize, worst
 from capsule.core.toml import read_protocol
 from tests.golden.make import Members, rechain
 
@@ -32,15 +33,17 @@ SOURCES = {"study.toml": b"name = 'study'\n", "trial.py": b"def measure(cell): .
 TIMES = ["2030-01-31T12:00:00Z", "2026-01-01T02:00:00+02:00"]
 """Times at or after the one at which everything here happens."""
 REVISED = {"trial.py": b"def measure(cell): return 1\n"}
-FAILED = ["exit_nonzero", "signalled", "wall_limit", "device_lost"]
+FAILED = ["exit_nonzero", "signalled", "wall_limit", "device_lost", "contaminated", "unverifiable", "oom_host"]
 LOST = ["lost", "host_crash"]
 EXITS: list[tuple[str, str, list[int]]] = [
-    ("exit_nonzero", "exited", [1 << 8, 255 << 8]), ("signalled", "signalled", [9, 11 | 0x80]),
+    ("exit_nonzero", "exited", [1 << 8, 255 << 8]), ("signalled", "signalled", [15, 11 | 0x80]),
+    ("oom_cgroup", "signalled", [9]), ("oom_host", "signalled", [9 | 0x80]), ("sigkill_unattributed", "signalled", [9]),
+    ("fork_storm", "fork_storm", [9, 15]), ("device_suspect", "exited", [0, 3 << 8]), ("config_changed", "exited", [0]),
     ("wall_limit", "wall_limit", [0, 15, 1 << 8]), ("user", "user", [2, 130 << 8]), ("lease_lost", "lease_lost", [9]),
-    ("device_lost", "exited", [0]), ("contaminated", "signalled", [6]), ("device_mismatch", "exited", [7 << 8]),
+    ("device_lost", "exited", [0]), ("device_mismatch", "exited", [7 << 8]),
     ("leaked_descendants", "exited", [0]), ("provenance", "exited", [0]), ("source_changed", "exited", [0]),
 ]  # fmt: skip
-"""Outcomes that no journal decides, each with the cause of its exit and wait statuses that go with it."""
+"""Outcomes that neither a journal nor samples decide, each with its exit's cause and wait statuses that go with it."""
 
 
 def draw(seed: int) -> Members:
@@ -107,7 +110,9 @@ def protocol_text(chance: random.Random, title: str) -> str:
     lines += [f'device = "{pick(["any", "cpu", "gpu"])}"', f"devices = {pick([1, 1, 2])}"]
     lines += [f"device_seconds = {pick(['1e5', '9_000', '40.5'])}", "pilot_device_seconds = 100"]
     lines += ["wall_limit_seconds = 15.0001", "kill_grace_seconds = 1", "release_grace_seconds = 1e0"]
-    lines += ['exclusivity = "best_effort"', pick(["", f"not_after = {pick(TIMES)}"]), "[retry]"]
+    lines += [f'exclusivity = "{pick(["best_effort", "best_effort", "required"])}"']
+    lines += [pick(["", 'on_contamination = "stop"', 'on_contamination = "finish"']), pick(["", "processes_max = 9"])]
+    lines += [pick(["", f"not_after = {pick(TIMES)}"]), "[retry]"]
     lines += [f"{name} = {chance.randint(0, 2)}" for name in chance.sample([*FAILED, "incomplete", "trial_error"], 2)]
     lines += ["[environment]", 'python = ">=3.11"']
     return "\n".join(lines) + "\n"
@@ -253,7 +258,7 @@ class _History:
         if chance.random() < 0.03 * self.noise:
             none = {"wait_status": None, "exit_code": None, "signal": None, "core_dumped": False}
             self.write("exit", name, {**none, **usage, "cause": "exec_failed"})
-            self.settle(name, leased, reserved, count, {"outcome": "exec_failed", "rows": 0, "files": {}})
+            self.settle(name, leased, protocol, devices, {"outcome": "exec_failed", "rows": 0, "files": {}})
             return True
         self.write("spawned", name, {"pid": 2, "start_ticks": 3})
         cells = [cell.cell for cell in process.cells]
@@ -270,12 +275,15 @@ class _History:
             if key.startswith(place)
         }
         end = {"evidence": "", "rows": len(found.rows), "files": files}
-        self.clock += 50
+        self.clock += chance.choice([50, 50, 50, 700, 5000])
         self.write("heartbeat", name, {"elapsed_ms": 40})
         if chance.random() < 0.2 * self.noise:
             self.write("held_unknown", name, {"evidence": "gone"})
             bounds = {"lower_ms": 40 * count, "upper_ms": 90 * count, "debited_ms": 90 * count}
             charge = {**bounds, "observed": chance.random() < 0.5}
+            if chance.random() < 0.5:
+                samples = self.samples(devices[:1], leased["boottime_ms"], self.clock)
+                self.telemetry(name, samples, files, chance.choice([b"", b'{"at_ms":1']))
             self.write("reconciled", name, {**end, "outcome": chance.choice(LOST), "charge": charge})
             return True
         outcome, cause, status = outcome_of(process, found)[0], "exited", 0
@@ -289,21 +297,58 @@ class _History:
         self.write("exit", name, {**exited, **usage, "core_dumped": status & 0x80 != 0, "cause": cause})
         if outcome == "leaked_descendants":
             self.write("stopping", name, {"cause": outcome, "evidence": ""})
-        self.settle(name, leased, reserved, count, {**end, "outcome": outcome})
+        self.settle(name, leased, protocol, devices, {**end, "outcome": outcome})
         if chance.random() < 0.05:
             self.write("correction", name, {"debited_ms": 7, "reason": "seen later"})
         return True
 
-    def settle(self, name: str, leased: dict[str, Any], reserved: int, count: int, end: dict[str, Any]) -> None:
-        """Write an observed end, sometimes long after the time that was reserved."""
+    def settle(
+        self, name: str, leased: dict[str, Any], protocol: Protocol, devices: list[str], end: dict[str, Any]
+    ) -> None:
+        """Write an observed end, sometimes long after the time that was reserved, by what was seen of the devices."""
+        count, reserved = len(devices), reserved_ms(protocol.budget)
         self.write("tree_empty", name, {"killed": 0, "level": "subreaper"})
         late = self.chance.random() < 0.05 * self.noise
         released = self.now(reserved if late else self.chance.randint(0, 20))
         self.write("device_clean", name, {"clean": not late, "released": released, "evidence": ""})
         spent = count * (released["boottime_ms"] - leased["boottime_ms"])
         charge = {"lower_ms": spent, "upper_ms": spent, "debited_ms": spent, "observed": True}
-        extra = {"overrun_ms": max(0, spent - reserved), "suspended_ms": 0, "evidence": ""}
-        self.write("settled", name, {**end, **extra, "charge": charge})
+        span = leased["boottime_ms"], released["boottime_ms"]
+        samples: list[Sample] = []
+        if devices[0].startswith("gpu") and self.chance.random() < 0.7:
+            samples = self.samples(devices, *span)
+            self.telemetry(name, samples, end["files"])
+        found = {device: summarize(device, samples, *span) for device in devices} if samples else {}
+        exclusivity = worst(found.values())
+        budget = protocol.budget
+        if exclusivity != "exclusive":
+            required = budget.exclusivity == "required"
+            may = required or (exclusivity == "contaminated" and budget.on_contamination == "stop")
+            if (required and end["outcome"] in COMPLETED) or (may and self.chance.random() < 0.3):
+                end["outcome"] = exclusivity
+        extra = {"overrun_ms": max(0, spent - reserved), "suspended_ms": 0, "evidence": "", "exclusivity": exclusivity}
+        summaries = {device: item.to_json() for device, item in found.items()}
+        self.write("settled", name, {**end, **extra, "charge": charge, "telemetry": summaries})
+
+    def telemetry(self, name: str, samples: list[Sample], files: dict[str, Any], tail: bytes = b"") -> None:
+        """Leave samples among the files of an attempt."""
+        data = join_lines(item.to_json() for item in samples) + tail
+        self.files[f"3-attempts/{name}/telemetry.jsonl"] = data
+        files["telemetry.jsonl"] = {"size": len(data), "sha256": digest_of(data)}
+
+    def samples(self, devices: list[str], leased: int, released: int) -> list[Sample]:
+        """Draw what devices were seen doing, more or less throughout."""
+        chance = self.chance
+        seen = [device for device in devices if chance.random() < 0.9]
+        odd = chance.choice([0, 0, 0, 0.05, 0.3])
+        stride = chance.choice([400, 500, 1400]) if chance.random() < 0.8 else 2100
+        at, energy, samples = leased + chance.choice([0, 20, -5]), chance.randrange(10**9), []
+        while at < released + chance.choice([0, 30]):
+            for device in seen:
+                energy += chance.choice([0, 1000, 1000]) if chance.random() > odd / 4 else -5
+                samples.append(sample(chance, device, max(at, 0), max(energy, 0), odd))
+            at += chance.randrange(stride // 2, stride)
+        return samples
 
     def files_of(self, revision: str | None) -> dict[str, bytes]:
         return REVISED if revision else SOURCES
@@ -334,9 +379,36 @@ class _History:
             "2-ledger.jsonl": ledger,
             "2-ledger.head.json": canonical(head),
             "4-records/rows.parquet": write_table(table_columns(manifest.protocol.observations), rows),
+            **telemetry_table(self.files, account),
             "7-results/results.json": results.to_bytes(),
             "8-README/VERIFY.md": b"Look.\n",
         }
+
+
+def telemetry_table(members: Members, account: Account) -> Members:
+    """Return the table of the samples of an account's attempts, if there are any."""
+    names = [(name, f"3-attempts/{name}/telemetry.jsonl") for name in account.attempts]
+    rows = list(telemetry_rows((name, members[place]) for name, place in names if place in members))
+    return {"4-records/telemetry.parquet": write_table(TELEMETRY_COLUMNS, rows)} if rows else {}
+
+
+def sample(chance: random.Random, device: str, at_ms: int, energy_mj: int, odd: float) -> Sample:
+    """Draw one sample; `odd` is how likely it is that something is the matter."""
+    kind = chance.choice(["contaminated", "unverifiable", "error", "driver"]) if chance.random() < odd else "exclusive"
+    if kind == "error":
+        return Sample(
+            at_ms=at_ms, device=device, exclusivity="unverifiable", words="no answer", own=(), foreign=(),
+            missing=chance.choice([{}, {"energy_mj": "hung"}]), error="timed out é", lost=chance.random() < 0.3,
+        )  # fmt: skip
+    readings: dict[str, Any] = {name: chance.choice([0, 7, 2**53 - 1, None]) for name in READINGS[:-2]}
+    readings |= {"energy_mj": energy_mj if chance.random() > 0.1 else None, "layout": chance.choice([None, "whole"])}
+    readings |= {"throttle": chance.choice([0, 4, 0x25, 0x800, None]), "driver": "2" if kind == "driver" else "1"}
+    exclusivity = "exclusive" if kind == "driver" else kind
+    return Sample(
+        at_ms=at_ms, device=device, exclusivity=exclusivity, words=f"{kind} at {at_ms}", own=(2, 5)[: at_ms % 3],
+        foreign=(77, 78) if kind == "contaminated" else (), **readings,
+        missing={name: chance.choice(["not supported", ""]) for name, found in readings.items() if found is None},
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def value(chance: random.Random, kind: str, noise: int) -> str:

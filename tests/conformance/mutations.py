@@ -11,7 +11,10 @@ import json
 import random
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
+
+from histories import telemetry_table
 
 from capsule.archive.layout import is_allowed
 from capsule.archive.tables import read_table, write_table
@@ -24,11 +27,13 @@ from capsule.core.manifest import FileDigest, cells_bytes
 from capsule.core.plan import enumerate_cells
 from capsule.core.progress import final_rows
 from capsule.core.results import derive
-from capsule.core.table import table_columns, table_rows
+from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows
+from capsule.core.telemetry import Sample, read_samples, summarize, worst
 from capsule.core.toml import read_protocol
 from tests.golden.make import Members, rechain
 
 LEDGER, HEAD = "2-ledger.jsonl", "2-ledger.head.json"
+SAMPLES = "4-records/telemetry.parquet"
 ROWS, RESULTS = "4-records/rows.parquet", "7-results/results.json"
 NUMBERS = [0, 1, 2, -1, 7, 2**53 - 1, 2**53, True]
 TEXTS = ["", "x", "0", "1.5", "-0", "NaN", "é", "a000001", "c000000", "completed", "lost", "sha256:" + "0" * 64]
@@ -36,7 +41,9 @@ TEXTS = ["", "x", "0", "1.5", "-0", "NaN", "é", "a000001", "c000000", "complete
 
 def mutate(chance: random.Random, members: Members) -> Members:
     """Return the members with one thing changed."""
-    change = chance.choice([_member, _json, _json, _lines, _lines, _ledger, _ledger, _ledger, _rows, _journal, _toml])
+    change = chance.choice(
+        [_member, _json, _json, _lines, _lines, _ledger, _ledger, _ledger, _rows, _journal, _toml, *[_telemetry] * 3]
+    )
     changed: Members = change(chance, dict(members))
     return changed
 
@@ -226,6 +233,81 @@ JOURNAL_EDITS: list[tuple[bytes, bytes]] = [
 ]  # fmt: skip
 
 
+def _telemetry(chance: random.Random, members: Members) -> Members:
+    """Change a sample, the table of samples, or what the ledger makes of samples."""
+    files = [name for name in members if name.endswith("/telemetry.jsonl") and members[name]]
+    kind = chance.randrange(4)
+    if kind == 0 and SAMPLES in members:
+        data = members[SAMPLES]
+        try:
+            rows = read_table(data, TELEMETRY_COLUMNS, 10_000, SAMPLES)
+        except MalformedError:
+            rows = []
+        if not rows:
+            return members
+        at = chance.randrange(len(rows))
+        name, kind_of = chance.choice(TELEMETRY_COLUMNS)
+        odd = {"text": [None, "", "x"], "bool": [None, True], "int64": [None, 3, "-9007199254740993"]}[kind_of]
+        new = [[], [rows[at], rows[at]], [{**rows[at], name: chance.choice(odd)}]][chance.randrange(3)]
+        return {**members, SAMPLES: write_table(TELEMETRY_COLUMNS, [*rows[:at], *new, *rows[at + 1 :]])}
+    if kind == 1 and files:
+        name = chance.choice(files)
+        lines = members[name].splitlines()
+        at = chance.randrange(len(lines))
+        sample = _loaded(lines[at])
+        if not isinstance(sample, dict):
+            return members
+        lines[at] = _encoded(_reseen(chance, sample))
+        members[name] = b"".join(line + b"\n" for line in lines) + chance.choice([b"", b"", b"", b"{"])
+        return members
+    events = [_loaded(line) for line in members.get(LEDGER, b"").splitlines()]
+    ends = [event for event in events if isinstance(event, dict) and event.get("event") == "settled"]
+    if not ends or not all(isinstance(event.get("data"), dict) for event in ends):
+        return members
+    data = chance.choice(ends)["data"]
+    match chance.randrange(4):
+        case 0:
+            data["exclusivity"] = chance.choice(["exclusive", "contaminated", "unverifiable"])
+        case 1:
+            data["telemetry"] = _changed(chance, data.get("telemetry"))
+        case 2:
+            data["outcome"] = chance.choice(["contaminated", "unverifiable", "device_suspect", "completed", "oom_host"])
+        case _:
+            data["telemetry"], data["exclusivity"] = {}, "unverifiable"
+    return _chained(members, events)
+
+
+def _reseen(chance: random.Random, sample: dict[str, Any]) -> dict[str, Any]:
+    """Change one sample, mostly to another that could be one."""
+    match chance.randrange(7):
+        case 0:
+            return {**sample, "foreign": [7], "exclusivity": "contaminated"}
+        case 1:
+            return {**sample, "foreign": [], "exclusivity": chance.choice(["exclusive", "unverifiable"])}
+        case 2:
+            return {**sample, "at_ms": chance.choice([0, sample.get("at_ms", 0) + 1, sample.get("at_ms", 0) + 2000])}
+        case 3:
+            return {**sample, "throttle": chance.choice([0, 1, 2**40])}
+        case 4:
+            return {**sample, "energy_mj": chance.choice([0, 2**52])}
+        case 5:
+            return {**sample, "device": "other", "error": chance.choice([None, "x"])}
+    changed = _changed(chance, sample)
+    return changed if isinstance(changed, dict) else sample
+
+
+def _summed(end: dict[str, Any], events: list[Any], data: bytes) -> dict[str, Any]:
+    """Return what the ledger should say of an attempt's samples."""
+    own = {e["event"]: e["data"] for e in events if isinstance(e, dict) and e.get("attempt") == end["attempt"]}
+    span = own["intent"]["leased"]["boottime_ms"], own["device_clean"]["released"]["boottime_ms"]
+    samples = [item for item in read_samples(data) if isinstance(item, Sample)]
+    found = {device: summarize(device, samples, *span) for device in own["reserved"]["devices"]} if samples else {}
+    return {
+        "telemetry": {device: item.to_json() for device, item in found.items()},
+        "exclusivity": worst(found.values()),
+    }
+
+
 def _toml(chance: random.Random, members: Members) -> Members:
     """Change a protocol file as text, in a way that may or may not change what it means."""
     names = [name for name in members if name.endswith("protocol.toml")]
@@ -257,6 +339,8 @@ TOML_EDITS: list[tuple[bytes, bytes]] = [
     (rb"\[budget\]", b"[budget]\nnot_after = 2030-01-01T00:00:00Z"), (rb"\[budget\]", b"[budget]\nnot_after = '2030'"),
     (rb"\[budget\]", b"[budget]\nnot_after = 2030-01-01"), (rb"\[budget\]", b"[budget]\nattempts_max = 1"),
     (rb"device_seconds = [^\n]*", b"device_seconds = 30"), (rb"device_seconds = [^\n]*", b"device_seconds = 1e400"),
+    (rb"\[budget\]", b"[budget]\nprocesses_max = 0"), (rb"\[budget\]", b"[budget]\nprocesses_max = 1000000"),
+    (rb'exclusivity = "best_effort"', b'exclusivity = "required"'), (rb'"stop"\n', b'"finish"\n'),
     (rb"\[environment\]", b"[environment]\npackages = { numpy = '>=1' }"), (rb"minimum = 0", b"minimum = 11"),
     (rb"replay = \{ rule = \"exact\" \}", b'replay = { rule = "absolute", tolerance = 1e-3 }'),
     (rb"type = \"float64\"", b'type = "float32"'), (rb"type = \"float64\"", b'type = "float16"'),
@@ -299,8 +383,14 @@ def mend(members: Members, original: Members) -> Members:
                 for name, data in members.items()
                 if name.startswith(f"3-attempts/{event.get('attempt')}/")
             }
+            place = f"3-attempts/{event.get('attempt')}/telemetry.jsonl"
+            if event.get("event") == "settled" and members.get(place) != original.get(place):
+                with suppress(KeyError, TypeError):
+                    event["data"].update(_summed(event, events, members.get(place, b"")))
     members = _chained(members, events)
     reading = _read(members)
+    members.pop(SAMPLES, None)
+    members |= telemetry_table(members, reading.account)
     if reading.manifest is None or not reading.cells:
         return members
     try:

@@ -20,12 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import verifier
-from mutations import HEAD, LEDGER, ROWS, mend, mutate
+from mutations import HEAD, LEDGER, ROWS, SAMPLES, mend, mutate
 
+from capsule.archive.tables import read_table, write_table
 from capsule.core.canonical import canonical, join_lines, parse_lines
 from capsule.core.digest import digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.estimate import t_quantile
+from capsule.core.table import TELEMETRY_COLUMNS
 from capsule.steps.verify import verify
 from tests.golden.make import MANIFEST, Members, rechain, row_removed, seal, unpack
 
@@ -278,6 +280,13 @@ def events_with(kind: str, **changes: Any) -> Members:
     return mend(with_events(honest, events), honest)
 
 
+def budget_of_one(exclusivity: bytes) -> Members:
+    """Freeze another rule of exclusivity, and leave the attempts as they are."""
+    honest = golden("supported")[1]
+    place = "1-manifest/001/protocol.toml"
+    return mend({**honest, place: honest[place].replace(b"best_effort", exclusivity)}, honest)
+
+
 def budget_with(line: bytes) -> Members:
     """Freeze a budget with one line more."""
     honest = golden("supported")[1]
@@ -285,6 +294,70 @@ def budget_with(line: bytes) -> Members:
     return mend({**honest, place: honest[place].replace(b"[budget]", b"[budget]\n" + line)}, honest)
 
 
+def sampled() -> Members:
+    """The first drawn history of which an attempt completed and had its device to itself."""
+    return next(members for members in map(drawn, range(400)) if telemetry_of(members))
+
+
+def telemetry_of(members: Members) -> str | None:
+    """Return the first such attempt."""
+    for event in parse_lines(members[LEDGER], LEDGER):
+        said = event["data"].get("exclusivity"), event["data"].get("outcome")
+        if event["event"] == "settled" and said == ("exclusive", "completed"):
+            return str(event["attempt"])
+    return None
+
+
+def resampled(change: Callable[[list[dict[str, Any]]], Any], *, mended: bool) -> Members:
+    """Change the samples of one attempt, and all that follows from them where `mended`, else only their digest."""
+    honest = sampled()
+    name = f"3-attempts/{telemetry_of(honest)}/telemetry.jsonl"
+    lines = parse_lines(honest[name], name)
+    change(lines)
+    changed = {**honest, name: join_lines(lines)}
+    if mended:
+        return mend(changed, honest)
+    return listed_anew(name, changed[name], changed, parse_lines(honest[LEDGER], LEDGER))
+
+
+def settled_as(**values: Any) -> Members:
+    """Let the ledger say something else of the same samples."""
+    honest = sampled()
+    events = parse_lines(honest[LEDGER], LEDGER)
+    attempt = telemetry_of(honest)
+    next(e["data"] for e in events if e["event"] == "settled" and e["attempt"] == attempt).update(values)
+    return with_events(honest, events)
+
+
+def samples_left_out() -> Members:
+    """The samples of an attempt are gone, and the ledger names no such file."""
+    honest = sampled()
+    events = parse_lines(honest[LEDGER], LEDGER)
+    attempt = telemetry_of(honest)
+    for event in events:
+        if event["event"] == "settled" and event["attempt"] == attempt:
+            del event["data"]["files"]["telemetry.jsonl"]
+    kept = {name: data for name, data in honest.items() if name != f"3-attempts/{attempt}/telemetry.jsonl"}
+    return with_events(kept, events)
+
+
+def torn_samples() -> Members:
+    """An attempt that was seen to its end has a line without its newline."""
+    honest = sampled()
+    name = f"3-attempts/{telemetry_of(honest)}/telemetry.jsonl"
+    return listed_anew(name, honest[name] + b"{", honest, parse_lines(honest[LEDGER], LEDGER))
+
+
+def table_of_samples(change: Callable[[list[dict[str, Any]]], Any]) -> Members:
+    """Change the table of the samples only."""
+    honest = sampled()
+    rows = read_table(honest[SAMPLES], TELEMETRY_COLUMNS, 10_000, SAMPLES)
+    change(rows)
+    return {**honest, SAMPLES: write_table(TELEMETRY_COLUMNS, rows)}
+
+
+ALIEN = {"foreign": [7], "exclusivity": "contaminated"}
+ONLY = ["V-19"]
 Forgery = tuple[Callable[[], Members], list[str]]
 FORGED: dict[str, Forgery] = {
     "list not named": (a_list_that_the_manifest_does_not_name, ["V-04", "V-15"]),
@@ -312,6 +385,23 @@ FORGED: dict[str, Forgery] = {
     "device twice": (lambda: events_with("reserved", devices=["CPU-0", "CPU-0"]), ["V-13"]),
     "other unit": (lambda: events_with("reserved", unit="gpu"), ["V-13"]),
     "too late": (lambda: budget_with(b"not_after = 2026-11-30T20:02:06.977+01:00"), ["V-13"]),
+    "killed by nobody": (lambda: events_with("settled", outcome="sigkill_unattributed"), ["V-17"]),
+    "excused by a device": (lambda: events_with("settled", outcome="contaminated"), ONLY),
+    "excused by doubt": (lambda: events_with("settled", outcome="unverifiable"), ONLY),
+    "required": (lambda: budget_of_one(b"required"), ONLY),
+    "exclusive unseen": (lambda: events_with("settled", exclusivity="exclusive"), ONLY),
+    "sample changed": (lambda: resampled(lambda lines: lines[0].update(ALIEN), mended=False), ONLY),
+    "sample hidden": (lambda: resampled(lambda lines: lines[0].update(foreign=[7]), mended=True), ONLY),
+    "sample of others": (lambda: resampled(lambda lines: lines[0].update(device="x"), mended=True), ONLY),
+    "sample too early": (lambda: resampled(lambda lines: lines.append({**lines[0], "at_ms": 0}), mended=True), ONLY),
+    "null without reason": (lambda: resampled(lambda lines: lines[0].update(xid=None, missing={}), mended=True), ONLY),
+    "samples left out": (samples_left_out, ONLY),
+    "samples torn": (torn_samples, ONLY),
+    "summary left out": (lambda: settled_as(telemetry={}, exclusivity="unverifiable"), ONLY),
+    "exclusivity": (lambda: settled_as(exclusivity="contaminated"), ONLY),
+    "row of samples": (lambda: table_of_samples(lambda rows: rows.pop()), ONLY),
+    "cell of samples": (lambda: table_of_samples(lambda rows: rows[0].update(own="9")), ONLY),
+    "no table of samples": (lambda: {**sampled(), SAMPLES: b"garbage"}, ONLY),
     "in time": (lambda: budget_with(b"not_after = 2036-11-30T20:02:06.978+01:00"), []),
 }
 OPEN: dict[str, Forgery] = {
@@ -347,6 +437,6 @@ def test_open_forgeries(forge: Callable[[], Members], failed: list[str]) -> None
         pytest.xfail("open: the product does not find this yet")
 
 
-def test_telemetry_takes_nothing_from_the_table() -> None:
+def test_a_table_of_samples_needs_samples() -> None:
     data = seal({**golden("supported")[1], "4-records/telemetry.parquet": b"samples"})
-    assert product(data) == second(data) == ("intact", "supported", [])
+    assert product(data) == second(data) == ("broken", "withheld", ["V-19"])

@@ -30,7 +30,7 @@ from typing import Any
 import zstandard
 
 SAFE = 2**53
-CHECKS = [f"V-{number:02d}" for number in range(1, 19)]
+CHECKS = [f"V-{number:02d}" for number in range(1, 20)]
 
 
 class Bad(Exception):
@@ -112,7 +112,7 @@ NAMES = re.compile(
     r"|8-README/(CITATION\.cff|VERIFY\.md)|9-SHA256SUMS|9-TABLE"
 )
 READ = re.compile(
-    r"1-manifest/.*|2-ledger.*|3-attempts/.*/(journal|provenance)\.jsonl|4-records/rows.*|7-results/.*", re.DOTALL
+    r"1-manifest/.*|2-ledger.*|3-attempts/.*/(journal|provenance|telemetry)\.jsonl|4-records/.*|7-results/.*", re.DOTALL
 )
 
 
@@ -582,8 +582,9 @@ SCALAR = either(
 )
 PARAMETERS = mapping(string(1, 200), either(SCALAR, array(SCALAR)))
 FAILURES = (
-    "bad_records contaminated device_lost device_mismatch exec_failed exit_nonzero incomplete leaked_descendants "
-    "provenance signalled source_changed trial_error wall_limit"
+    "bad_records config_changed contaminated device_lost device_mismatch device_suspect exec_failed exit_nonzero "
+    "fork_storm incomplete leaked_descendants oom_cgroup oom_host provenance sigkill_unattributed signalled "
+    "source_changed trial_error unverifiable wall_limit"
 ).split()
 VOID = "user lost host_crash lease_lost ledger_failed never_started".split()
 
@@ -672,8 +673,10 @@ PROTOCOL = record(
         release_grace_seconds=not_negative,
         attempts_max=COUNT,
         output_bytes_max=integer(1, 2**40),
+        processes_max=integer(1, 10**6),
         not_after=maybe(string()),
         exclusivity=word("required", "best_effort"),
+        on_contamination=word("finish", "stop"),
     ),
     retry=mapping(word(*FAILURES), integer(0, 100)),
     environment=record(
@@ -735,6 +738,21 @@ CLOCK = record(
 OUTCOME = word("completed", *FAILURES, *VOID)
 ANY_INTEGER = maybe(integer(-SAFE, SAFE))
 CHARGE = record(lower_ms=integer(), upper_ms=integer(), debited_ms=integer(), observed=boolean)
+DOUBTS = ["contaminated", "unverifiable", "exclusive"]  # the worst first
+SUMMARY = record(
+    samples=integer(), elapsed_ms=integer(), observed_ms=integer(), exclusivity=word(*DOUBTS), evidence=string(),
+    energy_mj=maybe(integer()), energy_missing=maybe(string()), throttled_ms=mapping(string(), integer()),
+)  # fmt: skip
+COUNTERS = (
+    "memory_used_bytes utilization_percent sm_clock_mhz memory_clock_mhz temperature_celsius power_mw energy_mj "
+    "throttle ecc_corrected ecc_uncorrected remapped_rows xid"
+).split()
+READINGS = [*COUNTERS, "driver", "layout"]
+SAMPLE = record(
+    at_ms=integer(), device=string(), exclusivity=word(*DOUBTS), words=string(), own=array(integer()),
+    foreign=array(integer()), **dict.fromkeys(COUNTERS, maybe(integer())), driver=maybe(string()),
+    layout=maybe(string()), missing=mapping(string(), string()), error=maybe(string()), lost=boolean,
+)  # fmt: skip
 END = {"outcome": OUTCOME, "evidence": string(), "charge": CHARGE, "rows": integer(), "files": mapping(string(), FILE)}
 EVENTS: dict[str, Shape] = {
     "opened": record(format=word("capsule.ledger/0"), protocol=string()),
@@ -759,7 +777,10 @@ EVENTS: dict[str, Shape] = {
     ),
     "tree_empty": record(killed=integer(), level=word("cgroup", "subreaper")),
     "device_clean": record(clean=boolean, released=CLOCK, evidence=string()),
-    "settled": record(overrun_ms=integer(), suspended_ms=integer(), **END),
+    "settled": record(
+        overrun_ms=integer(), suspended_ms=integer(), exclusivity=word(*DOUBTS), telemetry=mapping(string(), SUMMARY),
+        **END,
+    ),
     "held_unknown": record(evidence=string()),
     "reconciled": record(**END),
 }  # fmt: skip
@@ -792,7 +813,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "analysis": {"starts_min": 2},
     "budget": {
         "devices": 1, "pilot_device_seconds": "0", "attempts_max": 1_000_000, "output_bytes_max": 16 << 20,
-        "not_after": None,
+        "processes_max": 4096, "not_after": None, "on_contamination": "finish",
     },
     "environment": {"packages": {}, "lock": None, "driver": None},
     "sources": {"include": [], "exclude": [], "secrets_allowed": []},
@@ -1510,8 +1531,17 @@ def table_line(
     return {**{key: cell[key] for key in kept}, **own, **values}
 
 
-def read_table(data: bytes, protocol: dict[str, Any], count: int, most: int) -> list[dict[str, Any]]:
-    """Read the packed table: the frozen columns, plain and uncompressed, `count` rows. Floats come as their bits.
+def record_columns(protocol: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and type of the columns of the record table."""
+    kinds = dict.fromkeys("cell arm workload status reason attempt".split(), "text")
+    kinds |= dict.fromkeys("seed start block position process".split(), "int64") | {"final": "bool", "pilot": "bool"}
+    order = "cell arm workload seed start block position process status reason attempt final pilot".split()
+    columns = [(name, kinds[name]) for name in order]
+    return columns + [(column["name"], column["type"]) for column in protocol["observations"]]
+
+
+def read_table(data: bytes, columns: list[tuple[str, str]], count: int, most: int) -> list[dict[str, Any]]:
+    """Read a packed table: these columns, plain and uncompressed, `count` rows. Floats come as their bits.
 
     All of that is known before a value is decoded, so that no file can ask for more memory than an honest one.
     """
@@ -1522,11 +1552,6 @@ def read_table(data: bytes, protocol: dict[str, Any], count: int, most: int) -> 
         "text": pa.string(), "bool": pa.bool_(), "int64": pa.int64(), "uint64": pa.uint64(),
         "float64": pa.float64(), "float32": pa.float32(), "float16": pa.float16(),
     }  # fmt: skip
-    kinds = dict.fromkeys("cell arm workload status reason attempt".split(), "text")
-    kinds |= dict.fromkeys("seed start block position process".split(), "int64") | {"final": "bool", "pilot": "bool"}
-    order = "cell arm workload seed start block position process status reason attempt final pilot".split()
-    columns = [(name, kinds[name]) for name in order]
-    columns += [(column["name"], column["type"]) for column in protocol["observations"]]
     try:
         file = pq.ParquetFile(io.BytesIO(data))
         if not file.schema_arrow.equals(pa.schema([(name, arrow[kind]) for name, kind in columns])):
@@ -2246,7 +2271,7 @@ def v16_imports(known: Known) -> Iterator[str]:
 
 JOURNAL = re.compile("3-attempts/.*/journal[.]jsonl")
 AFTER_ZERO = "completed trial_error bad_records incomplete leaked_descendants provenance source_changed".split()
-OF_DEVICE = ["contaminated", "device_lost", "device_mismatch"]
+OF_DEVICE = "config_changed contaminated device_lost device_mismatch device_suspect unverifiable".split()
 
 
 def exit_faults(ended: dict[str, Any], outcome: str) -> Iterator[str]:
@@ -2261,7 +2286,7 @@ def exit_faults(ended: dict[str, Any], outcome: str) -> Iterator[str]:
     if ended["cause"] not in ("exited", "signalled"):
         follows = [ended["cause"]]
     elif by is not None:
-        follows = ["signalled"]
+        follows = ["oom_cgroup", "oom_host", "sigkill_unattributed"] if by == 9 else ["signalled"]
     else:
         follows = AFTER_ZERO if code == 0 else [] if code is None else ["exit_nonzero"]
     if outcome not in [*follows, *OF_DEVICE]:
@@ -2299,7 +2324,8 @@ def v17_records(known: Known) -> Iterator[str]:
     expected = table_of(known, final_rows(known))
     lines = sum(content.count(b"\n") for name, (_, _, content) in known["members"].items() if JOURNAL.fullmatch(name))
     most = known["manifest"]["cells"]["count"] + lines
-    if read_table(known["members"]["4-records/rows.parquet"][2], known["protocol"], len(expected), most) != expected:
+    packed = known["members"]["4-records/rows.parquet"][2]
+    if read_table(packed, record_columns(known["protocol"]), len(expected), most) != expected:
         yield "the table is not that of the journals"
 
 
@@ -2310,10 +2336,170 @@ def v18_results(known: Known) -> Iterator[str]:
     yield from differences(decode_json(known["members"]["7-results/results.json"][2]), known["results"])
 
 
+THROTTLES = (
+    "gpu_idle applications_clocks_setting sw_power_cap hw_slowdown sync_boost sw_thermal_slowdown hw_thermal_slowdown "
+    "hw_power_brake_slowdown display_clock_setting"
+).split()
+
+
+def read_sample(line: bytes) -> dict[str, Any]:
+    """One line of telemetry; it is refused where it is no sample or contradicts itself."""
+    sample = decode_json(line)
+    if not SAMPLE(sample):
+        raise Bad("not a sample")
+    null = {name for name in READINGS if sample[name] is None}
+    reasons = {*sample["missing"]}
+    if sample["error"] is None:
+        if reasons != null or sample["lost"]:
+            raise Bad("reasons for something else than what is null, or a lost device that answered")
+    elif not reasons <= null or len(null) < 14 or sample["own"] or sample["foreign"]:
+        raise Bad("something read from a device that did not answer")
+    if (sample["foreign"] != []) != (sample["exclusivity"] == "contaminated"):
+        raise Bad("foreign processes and no contamination, or the reverse")
+    if sample["error"] is not None and sample["exclusivity"] != "unverifiable":
+        raise Bad("a silent device that is not unverifiable")
+    return dict(sample)
+
+
+def due(after: int) -> int:
+    """How many milliseconds after a sample the next is due, that long after the lease."""
+    return sorted((500, after // 2000, 2000))[1]
+
+
+def summary_of(samples: list[dict[str, Any]], leased: int, released: int) -> dict[str, Any]:
+    """What the samples of one device add up to."""
+    released = max(leased, released)
+    inside = [sample for sample in samples if leased <= sample["at_ms"] <= released]
+    answers = [sample for sample in inside if sample["error"] is None]
+    observed, before, throttled = 0, leased, Counter[str]()
+    for sample in [*answers, {"at_ms": released, "throttle": None}] if answers else []:
+        passed, before = sample["at_ms"] - before, sample["at_ms"]
+        if 0 <= passed <= 3 * due(before - leased):
+            observed += passed
+            mask = sample["throttle"] or 0
+            for bit in range(mask.bit_length()):
+                if mask >> bit & 1:
+                    throttled[THROTTLES[bit] if bit < len(THROTTLES) else f"bit_{1 << bit:#x}"] += passed
+    elapsed = released - leased
+    kinds = [sample["exclusivity"] for sample in inside]
+    if not inside:
+        verdict, evidence = "unverifiable", "no sample was taken"
+    elif {*kinds} != {"exclusive"}:
+        verdict = min(kinds, key=DOUBTS.index)
+        evidence = f"{inside[kinds.index(verdict)]['words']} (in {kinds.count(verdict)} of {len(kinds)} samples)"
+    elif observed < elapsed:
+        verdict, evidence = "unverifiable", f"{elapsed - observed} of {elapsed} ms were not observed"
+    else:
+        verdict, evidence = "exclusive", f"no foreign process in {len(kinds)} samples"
+    energy, why = energy_of(inside)
+    return {
+        "samples": len(inside), "elapsed_ms": elapsed, "observed_ms": observed, "exclusivity": verdict,
+        "evidence": evidence, "energy_mj": energy, "energy_missing": why,
+        "throttled_ms": {name: spent for name, spent in throttled.items() if spent},
+    }  # fmt: skip
+
+
+def energy_of(samples: list[dict[str, Any]]) -> tuple[int | None, str | None]:
+    readings = [sample["energy_mj"] for sample in samples if sample["energy_mj"] is not None]
+    drivers = {sample["driver"] for sample in samples} - {None}
+    if len(readings) < 2:
+        reasons = [sample["missing"]["energy_mj"] for sample in samples if "energy_mj" in sample["missing"]]
+        return None, reasons[0] if reasons else "fewer than two readings"
+    if len(drivers) > 1:
+        return None, f"the driver changed: {', '.join(sorted(drivers))}"
+    if readings != sorted(readings):
+        return None, "the counter fell"
+    return readings[-1] - readings[0], None
+
+
+def telemetry_line(attempt: str, sample: dict[str, Any]) -> dict[str, Any]:
+    """The row of one sample."""
+    own, foreign = (" ".join(map(str, sample[key])) for key in ("own", "foreign"))
+    missing = encode_json(sample["missing"]).decode()
+    return {"attempt": attempt, **sample, "own": own, "foreign": foreign, "missing": missing}
+
+
+def telemetry_columns() -> list[tuple[str, str]]:
+    names = "attempt device at_ms exclusivity words own foreign".split()
+    names += [*READINGS, "missing", "error", "lost"]
+    return [(name, "int64" if name in ("at_ms", *COUNTERS) else "bool" if name == "lost" else "text") for name in names]
+
+
+def settled_faults(attempt: dict[str, Any], samples: list[dict[str, Any]], budget: Any) -> Iterator[str]:
+    """Where exclusivity, the summaries or the outcome of a settled attempt are not what its samples give."""
+    end, devices = attempt["end"], attempt["reserved"]["devices"]
+    span = attempt["intent"]["leased"]["boottime_ms"], attempt["device_clean"]["released"]["boottime_ms"]
+    by_device = {device: [sample for sample in samples if sample["device"] == device] for device in devices}
+    taken = any(by_device.values())
+    summaries = {device: summary_of(own, *span) for device, own in by_device.items()} if taken else {}
+    if end["telemetry"] != summaries:
+        yield "a summary that is not that of the samples"
+    found = [item["exclusivity"] for item in summaries.values()]
+    exclusivity = min(found, key=DOUBTS.index, default="unverifiable")
+    if end["exclusivity"] != exclusivity:
+        yield f"{end['exclusivity']} by the ledger, {exclusivity} by the samples"
+    if budget is None:
+        return
+    required, stops = budget["exclusivity"] == "required", budget["on_contamination"] == "stop"
+    allowed = {
+        "completed": not required or end["exclusivity"] == "exclusive",
+        "trial_error": not required or end["exclusivity"] == "exclusive",
+        "contaminated": end["exclusivity"] == "contaminated" and (required or stops),
+        "unverifiable": end["exclusivity"] == "unverifiable" and required,
+    }
+    if not allowed.get(end["outcome"], True):
+        yield f"{end['outcome']} of an attempt that is {end['exclusivity']}"
+
+
+def v19_telemetry(known: Known) -> Iterator[str]:
+    need(known["chain"]["events"], "the ledger")
+    budgets = {identity: manifest["protocol"]["budget"] for _, identity, manifest in known["manifests"]}
+    rows: list[dict[str, Any]] = []
+    for name, attempt in known["account"]["attempts"].items():
+        content = known["members"].get(f"3-attempts/{name}/telemetry.jsonl", (0, "", None))[2]
+        *lines, torn = (content or b"").split(b"\n")
+        reserved = attempt.get("reserved", {"devices": [], "manifest": None})
+        samples: list[dict[str, Any]] = []
+        latest: dict[str, int] = {}
+        for number, line in enumerate(lines, start=1):
+            try:
+                sample = read_sample(line)
+            except Bad as bad:
+                yield f"{name}: line {number} of its telemetry: {bad}"
+                continue
+            rows.append(telemetry_line(name, sample))
+            if sample["device"] not in reserved["devices"]:
+                yield f"{name}: a sample of a device that it did not reserve"
+            if latest.get(sample["device"], 0) > sample["at_ms"]:
+                yield f"{name}: a sample before the one before it"
+            latest[sample["device"]] = sample["at_ms"]
+            samples.append(sample)
+        if attempt["state"] != "settled":
+            continue
+        if torn:
+            yield f"{name}: torn telemetry of an attempt that was seen to its end"
+        if content is None and attempt["end"]["telemetry"]:
+            yield f"{name}: a summary of samples that are not there"
+        else:
+            for words in settled_faults(attempt, samples, budgets.get(reserved["manifest"])):
+                yield f"{name}: {words}"
+    table = known["members"].get("4-records/telemetry.parquet")
+    if table is None:
+        need(not rows, "the table of samples")
+        return
+    if not rows:
+        yield "a table of samples, and there are none"
+        return
+    files = [content for name, (_, _, content) in known["members"].items() if name.endswith("/telemetry.jsonl")]
+    most = sum(content.count(b"\n") for content in files)
+    if read_table(table[2], telemetry_columns(), len(rows), most) != rows:
+        yield "the table of samples is not that of the samples"
+
+
 ALL: list[Callable[[Known], Iterator[str]]] = [
     v01_container, v02_members, v03_required, v04_manifest, v05_plan, v06_manifest_chain, v07_against, v08_signature,
     v09_timestamp, v10_ledger_chain, v11_ledger_head, v12_attempt_states, v13_charges, v14_attempt_files, v15_sources,
-    v16_imports, v17_records, v18_results,
+    v16_imports, v17_records, v18_results, v19_telemetry,
 ]  # fmt: skip
 
 

@@ -186,9 +186,19 @@ def import_foreign(members: Members) -> Members:
     return with_ledger({**members, name: data}, lines)
 
 
+def exclusivity_claimed(members: Members) -> Members:
+    """An attempt said to have had its device to itself, without a sample of it, and the ledger chained again."""
+    lines = parse_lines(members[LEDGER], LEDGER)
+    for line in lines:
+        if line["event"] == "settled":
+            line["data"]["exclusivity"] = "exclusive"
+    return with_ledger(members, lines)
+
+
 FORGERIES: tuple[Callable[[Members], Members], ...] = (
     results_edited, row_removed, journal_edited, charge_lowered, attempt_removed, event_removed, tail_removed,
     source_swapped, source_missing, results_missing, ledger_missing, threshold_moved, cell_dropped, import_foreign,
+    exclusivity_claimed,
 )  # fmt: skip
 
 
