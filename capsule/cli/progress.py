@@ -28,6 +28,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def width() -> int:
+    """Return how many characters fit into a line of the terminal without wrapping."""
+    return shutil.get_terminal_size().columns - 1
+
+
 class Line:
     """One line of a terminal that is rewritten in place."""
 
@@ -39,9 +44,8 @@ class Line:
         """Show `text` instead of what was there, at most every fifth of a second unless `now`."""
         if self.enabled and (now or time.monotonic() - self._shown >= REFRESH_SECONDS):
             self._shown = time.monotonic()
-            width = shutil.get_terminal_size().columns - 1
             with suppress(OSError):
-                sys.stderr.write(f"\r\x1b[K{text[:width]}")
+                sys.stderr.write(f"\r\x1b[K{text[: width()]}")
                 sys.stderr.flush()
 
     def say(self, text: str) -> None:
@@ -93,8 +97,12 @@ class RunDisplay:
     def going_on(self, attempts: Sequence[Progress], done: int, processes: int, left: float | None) -> None:
         """Show where the attempts at hand are; `left` is the time that all the rest will take, in seconds."""
         rest = f", about {duration(left)} left" if left is not None else ""
+        text = f"capsule: {done} of {processes} processes{rest}; "
         at_hand = ", ".join(f"{item.attempt} {item.rows}/{item.cells}" for item in attempts)
-        self._line.show(f"capsule: {done} of {processes} processes done{rest}; cells: {at_hand}")
+        if len(text) + len(at_hand) >= width():
+            rows, cells = sum(item.rows for item in attempts), sum(item.cells for item in attempts)
+            at_hand = f"{len(attempts)} attempts, {rows} of {cells} cells"
+        self._line.show(text + at_hand)
 
     def ended(self, attempt: str, outcome: str, evidence: str, seconds: float, unit: str) -> None:
         """Say how an attempt ended and what it cost."""

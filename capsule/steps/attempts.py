@@ -182,6 +182,7 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
         if own and refusal_of(account, asked, work.budget_ms, budget.attempts_max):
             raise LaterError
 
+    found = canonical(work.found(slot))
     reservation = reserve(
         work.ledger,
         asked,
@@ -193,7 +194,7 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
     )
     folder = work.workspace.attempts / reservation.attempt
     try:
-        write_durably(folder / "environment.json", canonical(work.found(slot)))
+        write_durably(folder / "environment.json", found)
     except OSError as error:
         raise MachineError(f"{folder}: cannot be written: {error.strerror}") from error
     order = launch.compose(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import re
 import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -229,6 +236,31 @@ def test_a_second_signal_kills_at_once(capsule: Capsule, tmp_path: Path) -> None
     assert json.loads(out)["error"]["code"] == "interrupted"
     assert "killing" in said
     assert [event["data"]["outcome"] for event in named(protocol, "settled")] == ["user"] * 2
+
+
+def test_a_terminal_shows_all_that_goes_on_and_closing_it_stops_them(capsule: Capsule, tmp_path: Path) -> None:
+    """One line has every attempt at hand; a terminal that is gone is a hangup, and nothing is left running."""
+    protocol = frozen(capsule, make_gpu_study(tmp_path / "s", seconds=0.7))
+    primary, secondary = pty.openpty()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "capsule", "run", str(protocol), "--gpu", "GPU-aaaa", "--gpu", "GPU-bbbb"],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(secondary)
+    shown = b""
+    until = time.monotonic() + 30
+    while not re.search(rb"a000001 [1-4]/4, a000002 [1-4]/4", shown) and time.monotonic() < until:
+        shown += os.read(primary, 1 << 16)
+    assert b"0 of 4 processes, about" in shown
+    os.close(primary)
+    assert run.wait(30) == 129
+    ended = [event["data"] for event in named(protocol, "settled")]
+    assert [end["outcome"] for end in ended] == ["user", "user"]
+    assert all("SIGHUP" in end["evidence"] for end in ended)
 
 
 def test_what_was_started_to_survive_the_terminal_does(capsule: Capsule, tmp_path: Path) -> None:
