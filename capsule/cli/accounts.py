@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXPLAINED = {
     "starting": "its command is about to start it",
     "silent": "its supervisor lives and writes nothing; it is stopped or cannot write",
-    "watched": "its supervisor is gone; its watchdog ends it at its wall limit, `capsule reconcile` does now",
+    "watched": "its supervisor is gone; its watchdog ends it at its wall limit",
     "lost": "nobody looks after it; `capsule reconcile` settles it",
 }
 
@@ -176,7 +176,7 @@ def status(result: Status) -> View:
         ],
         "remaining": {
             "processes": rest.processes,
-            "running": rest.running,
+            "open": rest.open,
             "cells": rest.cells,
             "worst_ms": rest.worst_ms,
             "expected_ms": rest.expected_ms,
@@ -209,7 +209,7 @@ def _rest_lines(result: Status) -> list[str]:
     rest = result.rest
     if not rest.processes:
         return []
-    running = f", {rest.running} of them running" if rest.running else ""
+    running = f", {rest.open} of them open" if rest.open else ""
     words = f"remaining: {_count(rest.processes, 'process')}{running}"
     if rest.worst_ms:
         by_pace = f"about {rest.expected_ms / 1000:.1f} by what has ended, " if rest.expected_ms is not None else ""

@@ -14,15 +14,15 @@ from capsule.core.protocol import reserved_ms
 
 @dataclass(frozen=True)
 class Rest:
-    """What remains: processes that are to run, those of them that are running now, and the cells of both.
+    """What remains: processes without final rows, those of them with an open attempt, and the cells of both.
 
-    `worst_ms` is what the processes that are not running may cost, each once, beside what running ones hold already;
+    `worst_ms` is what the processes without an open attempt may cost, each once, beside what open ones hold already;
     `expected_ms` and `seconds` go by the attempts that completed, and are None before one has. `seconds` is the time
-    for all that remains, with as many attempts at a time as are running now.
+    for all that remains, with as many attempts at a time as are open now.
     """
 
     processes: int
-    running: int
+    open: int
     cells: int
     worst_ms: int
     expected_ms: int | None
@@ -34,15 +34,15 @@ def rest_of(manifest: Manifest, cells: Sequence[Cell], account: Account) -> Rest
     todo = remaining(manifest, cells, account)
     own = _own(account, manifest.identity)
     at_work = {a.reserved.process for a in own if a.open and a.reserved is not None}
-    running = sum(process.ordinal in at_work for process in todo)
+    opened = sum(process.ordinal in at_work for process in todo)
     count = sum(len(process.cells) for process in todo)
     waiting = [process for process in todo if process.ordinal not in at_work]
     pace = pace_ms(manifest, cells, account)
     expected = None if pace is None else round(pace * sum(len(process.cells) for process in waiting))
-    seconds = None if pace is None else pace * count / manifest.protocol.budget.devices / max(1, running) / 1000
+    seconds = None if pace is None else pace * count / manifest.protocol.budget.devices / max(1, opened) / 1000
     return Rest(
         processes=len(todo),
-        running=running,
+        open=opened,
         cells=count,
         worst_ms=len(waiting) * reserved_ms(manifest.protocol.budget),
         expected_ms=expected,

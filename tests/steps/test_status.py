@@ -118,7 +118,7 @@ def test_status_tells_a_group_lead_what_it_cost_and_what_remains(capsule: Capsul
     protocol = frozen(capsule, make_gpu_study(tmp_path / "s", seeds=3, trial=trial))
     before = json.loads(capsule("status", protocol, "--json").out)
     assert before["remaining"] == {
-        "processes": 3, "running": 0, "cells": 12, "worst_ms": 51_000, "expected_ms": None, "seconds": None,
+        "processes": 3, "open": 0, "cells": 12, "worst_ms": 51_000, "expected_ms": None, "seconds": None,
     }  # fmt: skip
     assert before["budgets"] == [
         {"unit": "gpu", "pilot": False, "budget_ms": 400_000, "held_ms": 0, "left_ms": 400_000}
@@ -155,7 +155,7 @@ def test_status_while_attempts_go_on(capsule: Capsule, tmp_path: Path) -> None:
     assert [attempt["state"] for attempt in status["attempts"]] == ["running", "running"]
     assert status["run"]["pid"] == run.pid
     assert status["active"]
-    assert (status["remaining"]["running"], status["remaining"]["worst_ms"]) == (2, 2 * 17_000)
+    assert (status["remaining"]["open"], status["remaining"]["worst_ms"]) == (2, 2 * 17_000)
     held = {item["device"]: item["holder"]["attempt"] for item in status["devices"] if item["holder"]}
     assert sorted(held.values()) == ["a000001", "a000002"]
     assert "at work: capsule run, pid" in capsule("status", protocol).out
