@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,11 +12,19 @@ from hypothesis import strategies as st
 
 from capsule.core.redact import (
     MARKER,
+    OVERLAP_BYTES,
     PRIVATE_KEY_BYTES_MAX,
+    WINDOW_BYTES,
+    WINDOWS_MAX,
+    Public,
+    RecordRedactor,
     Redaction,
+    Redactor,
+    end_of_secret_across,
     find_secrets,
     is_secret_file,
     is_secret_name,
+    open_end,
     redact,
     redact_text,
     secret_values,
@@ -219,3 +229,183 @@ def test_names_of_secret_files() -> None:
     assert not is_secret_file(b".env.production.example")
     assert not is_secret_file(b"id_rsa/readme")
     assert not is_secret_file(b"p12")
+
+
+# Spellings of a given value.
+
+
+@pytest.mark.parametrize(
+    "secret", ['a "b" \\ c', "line one\nline two", "p\u00e4ssw\u00f6rd", "  blanks around\n", "it's \\ so"]
+)
+def test_a_value_is_found_as_json_and_python_write_it(secret: str) -> None:
+    for text in (secret, secret.strip(), json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)):
+        assert redact_text(f"<{text}>", [secret]).strip("<>\"' \n\\n") in ("[redacted]", "[redacted")
+
+
+# Streams.
+
+
+def streamed(redactor: Redactor | RecordRedactor, data: bytes, step: int) -> tuple[bytes, list[Redaction]]:
+    pieces = [redactor.feed(data[start : start + step]) for start in range(0, len(data), step)]
+    pieces.append(redactor.close())
+    return b"".join(clean for clean, _ in pieces), [item for _, found in pieces for item in found]
+
+
+@pytest.mark.parametrize(
+    "secret", [*TOKENS.values(), MORE["openai_key"], "Authorization: Bearer abcdef.123-456_78", "given value"]
+)
+def test_a_stream_is_redacted_as_the_whole_would_be(secret: str) -> None:
+    """Wherever a secret lies among the windows, and however the stream comes in."""
+    token = secret.encode()
+    for edge in (WINDOW_BYTES, WINDOW_BYTES + OVERLAP_BYTES):
+        for shift in (len(token) + 1, len(token), len(token) // 2, 1, 0):
+            data = bytearray(b"word " * (2 * (WINDOW_BYTES + OVERLAP_BYTES) // 5))
+            data[edge - shift : edge - shift + len(token) + 2] = b" " + token + b" "
+            data[-len(token) - 1 :] = b" " + token
+            expected = redact(bytes(data), [b"given value"])
+            assert len(expected[1]) == 2
+            assert streamed(Redactor([b"given value"]), bytes(data), 100_000) == expected
+
+
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=9), st.sampled_from([*map(str.encode, TOKENS.values()), b"valuevalue"])),
+        max_size=8,
+    ),
+    st.integers(1, 50),
+)  # fmt: skip
+def test_how_a_stream_comes_in_makes_no_difference(pieces: list[bytes], step: int) -> None:
+    data = b"".join(pieces)
+    assert streamed(Redactor([b"valuevalue"]), data, step) == redact(data, [b"valuevalue"])
+
+
+def test_a_secret_larger_than_the_windows_is_replaced_in_pieces() -> None:
+    size = 2 * WINDOWS_MAX * (WINDOW_BYTES + OVERLAP_BYTES)
+    data = b"< gh" + b"p_" + b"a" * size + b" >"
+    clean, found = streamed(Redactor(), data, WINDOW_BYTES)
+    assert clean.startswith(b"< " + MARKER)
+    assert len(clean) < size
+    assert found[0].offset == 2
+
+
+def test_with_clip_nothing_grows() -> None:
+    assert streamed(Redactor([b"12345678"], clip=True), b"<12345678>", 3)[0] == b"<[redacte>"
+    assert streamed(RecordRedactor([b"12345678"], clip=True), b'{"a":"12345678"}', 3)[0] == b'{"a":"[redacte"}'
+
+
+# Lines of JSON.
+
+SECRETS = ["hunter2hunter2", 'a "quoted" \\ value', "gr\u00fc\u00dfe \U0001f600 tiger"]
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9),
+        st.sampled_from(SECRETS),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["k", *SECRETS[:1]]), inner, max_size=2)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def without(value: Any) -> Any:
+    """Return a JSON value with every secret replaced where it stands: what a redacted line should say."""
+    if isinstance(value, str):
+        return redact_text(value, SECRETS)
+    if isinstance(value, list):
+        return [without(item) for item in value]
+    return {without(k): without(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.booleans(), st.integers(1, 40))
+def test_an_object_says_the_same_without_its_secrets(item: dict[str, Any], ascii_only: bool, step: int) -> None:
+    """Decoded, the line is the object with its texts redacted; every other byte is as it was."""
+    line = json.dumps(item, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    clean, found = streamed(RecordRedactor([secret.encode() for secret in SECRETS]), line + b"\n", step)
+    assert json.loads(clean) == without(item)
+    end, rebuilt = 0, b""
+    for one in found:
+        rebuilt += line[end : one.offset] + MARKER
+        end = one.offset + one.length
+    assert rebuilt + line[end:] + b"\n" == clean
+
+
+@pytest.mark.parametrize(
+    "escape", ["\\u0068unter2hunter2", "hunter2\\u0068\\u0075nter2", "\\u0068\\u0075\\u006Eter2hunter2"]
+)
+def test_escapes_hide_nothing(escape: str) -> None:
+    line = f'{{"a":"x{escape}y","{escape}":["{escape}"],"n":[[{{"{escape}":1}}]]}}\n'.encode()
+    clean, found = streamed(RecordRedactor([b"hunter2hunter2"]), line, 7)
+    assert clean == b'{"a":"x[redacted]y","[redacted]":["[redacted]"],"n":[[{"[redacted]":1}]]}\n'
+    assert {line[one.offset : one.offset + one.length].decode() for one in found} == {escape}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"a":12345678}', b'{"a":-1234567890e5,"b":[12345678]}', b"{}", b"", b"  ", b'{"a":"://x:","b":"y@"}',
+        b'{"a":NaN}',
+    ],
+)  # fmt: skip
+def test_numbers_and_what_spans_two_texts_stay(line: bytes) -> None:
+    for data in (line, line + b"\n", line + b"\r\n" + line):
+        assert streamed(RecordRedactor([b"12345678", b"1234567890"]), data, 5) == (data, [])
+
+
+def test_public_names_and_fields_stay_in_the_outermost_object() -> None:
+    public = Public(frozenset({"hunter2hunter2"}), lambda item: {"b"})
+    line = b'{"hunter2hunter2":"hunter2hunter2","b":"hunter2hunter2","c":{"hunter2hunter2":1,"b":"hunter2hunter2"}}'
+    clean, _ = streamed(RecordRedactor([b"hunter2hunter2"], public), line, 9)
+    assert clean == b'{"hunter2hunter2":"[redacted]","b":"hunter2hunter2","c":{"[redacted]":1,"b":"[redacted]"}}'
+
+
+def test_a_value_that_ends_in_a_newline_joins_no_lines() -> None:
+    data = b'hunter2hunter2\n{"a":1}\n\nhunter2hunter2\nhunter2hunter2\n'
+    clean, _ = streamed(RecordRedactor([b"hunter2hunter2\n"]), data, 4)
+    assert clean == b'[redacted]\n{"a":1}\n\n[redacted]\n'
+
+
+@pytest.mark.parametrize(
+    "line", [b"[1]", b'{"a":1}x', b'{"a":"\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b'"x"', b"12345678"]
+)
+def test_other_lines_are_bytes(line: bytes) -> None:
+    data = line + b" 12345678 \n"
+    assert streamed(RecordRedactor([b"12345678"]), data, 1_000)[0] == data.replace(b"12345678", MARKER)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("before", [b"", b'{"a":"'])
+def test_streams_are_linear_too(name: str, before: bytes) -> None:
+    data = before + HOSTILE[name] + (b'"}' if before else b"")
+    began = time.process_time()
+    streamed(RecordRedactor([b"aaaaaaaaab"]), data, 1 << 18)
+    assert time.process_time() - began < 10
+
+
+# What was left out.
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("word gh" + "p_aB3dE6gH9j", "gh" + "p_aB3dE6gH9j"), ("x=sk-" + "ant-api03-aB", "sk-" + "ant-api03-aB"),
+        ("see https://user:hunt", "user:hunt"), ("Authorization: Bearer abc", "abc"),
+        ("AWS_SECRET_ACCESS_KEY=wJalr", "=wJalr"), ("it is given v", "given v"), ("it is giv", ""),
+        ("ordinary words", ""),
+        ("http://host/path:8080", ""), ("", ""), ("the end of sk-", ""),
+    ],
+)  # fmt: skip
+def test_what_may_be_the_beginning_of_a_secret(text: str, rest: str) -> None:
+    assert text[open_end(text.encode(), [b"given value"]) :] == rest
+
+
+def test_the_end_of_a_secret_across_a_place() -> None:
+    data = b"words given value more"
+    assert [end_of_secret_across(data, at, [b"given value"]) for at in (6, 7, 16, 17)] == [6, 17, 17, 17]
+
+
+def test_looking_for_a_beginning_is_linear() -> None:
+    for data in (*HOSTILE.values(), b"aaaa" * 500_000):
+        began = time.process_time()
+        open_end(data, [b"aaaa" * 100 + b"b"])
+        assert time.process_time() - began < 2
