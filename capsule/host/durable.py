@@ -7,9 +7,25 @@ import os
 import secrets
 import signal
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
+CRASH_AT = "CAPSULE_CRASH_AT"
+"""Environment variable of a process that arms itself: `7` kills it at its seventh boundary."""
+FAIL_AT = "CAPSULE_FAIL_AT"
+"""Likewise: `7:ENOSPC` lets its seventh operation on a disk fail, `7+:ENOSPC` every one from there on."""
+
 _crash: dict[str, int] = {}
+_fail: dict[str, int] = {}
+
+
+def arm(environment: Mapping[str, str]) -> None:
+    """Let this process crash or fail as its environment says, for tests: see `CRASH_AT` and `FAIL_AT`."""
+    if at := environment.get(CRASH_AT):
+        crash_at(int(at))
+    if at := environment.get(FAIL_AT):
+        number, _, name = at.partition(":")
+        fail_at(int(number.removesuffix("+")), getattr(errno, name), lasting=number.endswith("+"))
 
 
 def crash_at(boundaries: int) -> None:
@@ -17,21 +33,60 @@ def crash_at(boundaries: int) -> None:
     _crash["left"] = boundaries
 
 
-def crash_never() -> None:
-    """Forget `crash_at` in a process that was forked from one which heeds it."""
+def fail_at(operations: int, error: int, *, lasting: bool = False) -> None:
+    """Let the operation of that number, counted from one, fail with that error; if `lasting`, all later ones too."""
+    _fail.update(left=operations, error=error, lasting=lasting)
+
+
+def disarm() -> None:
+    """Forget `crash_at` and `fail_at`, also in a process that was forked from one which heeds them."""
     _crash.clear()
+    _fail.clear()
 
 
 def boundary() -> None:
-    """Mark a point at which a crash leaves the ledger in a state of its own."""
+    """Mark a point at which a crash leaves the disk in a state of its own."""
     if _crash:
         _crash["left"] -= 1
         if _crash["left"] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _operate() -> None:
+    """Come before every operation that makes or keeps a file: the place at which a test lets it fail."""
+    if _fail:
+        _fail["left"] -= 1
+        if _fail["left"] == 0 or (_fail["left"] < 0 and _fail["lasting"]):
+            raise OSError(_fail["error"], os.strerror(_fail["error"]))
+
+
+def create(path: Path, flags: int) -> int:
+    """Open a file that may be made thereby; returns its descriptor, which no program that is executed inherits."""
+    _operate()
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write all of the data, or raise."""
+    left = memoryview(data)
+    while left:
+        _operate()
+        left = left[os.write(descriptor, left) :]
+
+
+def pwrite(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of the data in one call at a place, or raise."""
+    boundary()
+    _operate()
+    written = os.pwrite(descriptor, data, offset)
+    if written != len(data):
+        raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written")
+
+
 def sync(descriptor: int) -> None:
     """Make what was written to a descriptor durable."""
+    boundary()
+    _operate()
     os.fsync(descriptor)
 
 
@@ -47,15 +102,14 @@ def sync_directory(path: Path) -> None:
 def write_durably(path: Path, data: bytes) -> None:
     """Put a file in its place whole or not at all, durably; of several at once, one wins."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    descriptor = create(temporary, os.O_WRONLY | os.O_EXCL)
     try:
         try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(descriptor, left) :]
+            write(descriptor, data)
             sync(descriptor)
         finally:
             os.close(descriptor)
+        _operate()
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from capsule.core.plan import Cell, crossed
 from capsule.core.progress import Process
 from capsule.core.protocol import Observation, Protocol, milliseconds
 from capsule.core.schema import Model, Natural, Parameter, Parameters, plain
-from capsule.host.durable import write_durably
+from capsule.host.durable import CRASH_AT, FAIL_AT, write_durably
 from capsule.host.ledger import Position
 from capsule.host.loop import STOP_NOW, STOP_SIGNALS
 from capsule.host.process import Identity, identify
@@ -38,7 +38,7 @@ IMPORTS = "imports.jsonl"
 
 PASSED = frozenset({"PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONMALLOC"})
 """The variables of the interpreter that a trial inherits; others could let code in that nobody froze."""
-REMOVED = frozenset({"CAPSULE_CRASH_AT"})
+REMOVED = frozenset({CRASH_AT, FAIL_AT})
 """Other variables that a trial does not inherit."""
 FIXED = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}
 """Variables that every trial gets: snapshots stay as they are, and a user's own packages stay out."""

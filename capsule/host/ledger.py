@@ -40,7 +40,7 @@ from capsule.core.chain import Chain, Head, encode, head_faults, read
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import BusyError, MachineError, MalformedError, RefusedError
 from capsule.core.schema import Model, Natural
-from capsule.host.durable import boundary, sync, sync_directory, write_durably
+from capsule.host.durable import create, pwrite, sync, sync_directory, write_durably
 
 T = TypeVar("T")
 EMPTY = Head(count=0, sha256=None)
@@ -157,7 +157,7 @@ class Ledger:
         try:
             return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = create(self.path, os.O_RDWR | os.O_EXCL)
             sync_directory(self.path.parent)
             return descriptor
 
@@ -258,8 +258,7 @@ class Ledger:
         end = known.position.offset
         with self._writing():
             line = _last_line(descriptor, end)
-            if os.pwrite(descriptor, line, end - len(line)) != len(line):
-                raise OSError(errno.EIO, "a line was written in part")
+            pwrite(descriptor, line, end - len(line))
             sync(descriptor)
             self._write_head(Head(count=known.position.count, sha256=known.position.sha256))
         known.behind = False
@@ -271,14 +270,9 @@ class Ledger:
         assert len(line) >= len(known.tail), "a torn tail must vanish under the line that seals it"
         following = Position(offset=position.offset + len(line) + 1, count=position.count + 1, sha256=digest_of(line))
         with self._writing():
-            boundary()
-            written = os.pwrite(descriptor, line + b"\n", position.offset)
-            if written != len(line) + 1:
-                raise OSError(errno.ENOSPC, f"{written} of {len(line) + 1} bytes were written")
-            boundary()
+            pwrite(descriptor, line + b"\n", position.offset)
             sync(descriptor)
             self._write_head(Head(count=following.count, sha256=following.sha256))
-            boundary()
         known.position = following
         known.tail = b""
 

@@ -93,7 +93,7 @@ def _helper(main: Callable[[], None], keep: Collection[int], dies_with_parent: b
             signal.signal(number, signal.SIG_DFL)
         if dies_with_parent:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        durable.crash_never()
+        durable.disarm()
         close_all_but({0, 1, 2, *keep})
         main()
         status = 0

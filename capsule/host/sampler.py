@@ -28,6 +28,8 @@ from capsule.host.process import descendants
 MESSAGE_BYTES = 1 << 20
 VISIBLE_SECONDS = 20.0
 TURN_MS = 50
+REVIVALS_MAX = 10
+"""How often a sampler that ended is replaced in one attempt."""
 
 
 class Sampler:
@@ -35,6 +37,8 @@ class Sampler:
 
     def __init__(self, devices: Sequence[str], loop: Loop, clock: ClockSource, take: Callable[[Sample], None]) -> None:
         self.gone = False
+        self._revivals = 0
+        self._asked = 0
         self._loop = loop
         self._take = take
         self._clock = clock
@@ -50,6 +54,16 @@ class Sampler:
         theirs.close()
         self._channel.setblocking(False)
         self._loop.watch(self._channel.fileno(), self._listen)
+
+    def revive(self, baseline: Baseline) -> None:
+        """Start another process in the place of one that has ended, which goes on with samples."""
+        if not self.gone or self._revivals == REVIVALS_MAX:
+            return
+        self._revivals += 1
+        self._channel.close()
+        self._start()
+        self.gone = False
+        self._send({"ask": "watch", "baseline": baseline})
 
     def inspect(
         self,
@@ -83,7 +97,9 @@ class Sampler:
 
     def collected(self, pid: int) -> None:
         """Take in that a child of the supervisor ended."""
-        self.gone = self.gone or pid == self.pid
+        if pid == self.pid:
+            self._listen()
+            self._lose()
 
     def kill(self) -> None:
         """End the sampler; one that hangs in the driver is left to itself."""
@@ -94,11 +110,10 @@ class Sampler:
         self, question: Mapping[str, Any], seconds: float, cancelled: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
         self._answer = None
+        self._asked += 1
         until_ms = self._clock().monotonic_ms + int(seconds * 1000)
-        try:
-            self._channel.send(json.dumps(question).encode())
-        except OSError as error:
-            raise MachineError("the process that asks the driver does not answer", hint=_HINT) from error
+        if not self._send({**question, "number": self._asked}):
+            raise MachineError("the process that asks the driver does not answer", hint=_HINT)
         while self._answer is None:
             left_ms = until_ms - self._clock().monotonic_ms
             if left_ms <= 0:
@@ -115,6 +130,18 @@ class Sampler:
                 raise MachineError(words)
         return dict(self._answer)
 
+    def _send(self, question: Mapping[str, Any]) -> bool:
+        try:
+            self._channel.send(json.dumps(question).encode())
+        except OSError:
+            return False
+        return True
+
+    def _lose(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self._loop.forget(self._channel.fileno())
+
     def _listen(self) -> None:
         while not self.gone:
             try:
@@ -124,14 +151,13 @@ class Sampler:
             except OSError:
                 data = b""
             if not data:
-                self.gone = True
-                self._loop.forget(self._channel.fileno())
+                self._lose()
                 return
             message = json.loads(data)
             if "sample" in message:
                 self._take(Sample.model_validate_json(json.dumps(message["sample"])))
-            else:
-                self._answer = message
+            elif message["number"] == self._asked:
+                self._answer = message["answer"]
 
 
 class _Eye:
@@ -161,10 +187,16 @@ class _Eye:
                 data = self.channel.recv(MESSAGE_BYTES)
                 if not data:
                     return
-                self._tell(self._answer(json.loads(data)))
+                self._heed(json.loads(data))
             elif self.began_ms is not None:
                 due_ms = self.clock().boottime_ms + interval_ms(now_ms - self.began_ms)
                 self._look()
+
+    def _heed(self, question: Mapping[str, Any]) -> None:
+        if question["ask"] == "watch":
+            self.baseline, self.began_ms = question["baseline"], self.clock().boottime_ms
+        else:
+            self._tell({"number": question["number"], "answer": self._answer(question)})
 
     def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         try:

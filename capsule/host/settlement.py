@@ -17,7 +17,7 @@ from capsule.host.attempt_files import make_way
 from capsule.host.cgroup import Cgroup
 from capsule.host.child import Usage
 from capsule.host.clock import realtime_ms
-from capsule.host.durable import read_regular, read_tail, write_durably
+from capsule.host.durable import read_regular, read_tail, write, write_durably
 from capsule.host.launch import IMPORTS, JOURNAL, LaunchOrder
 from capsule.host.provenance import SnapshotTree, judge_imports, read_imports
 
@@ -195,7 +195,7 @@ def write_end_record(journal: int) -> None:
     """Write the end record of a command that exited with 0, after its last line even without a newline."""
     size = os.fstat(journal).st_size
     newline = b"\n" if size and os.pread(journal, 1, size - 1) != b"\n" else b""
-    os.write(journal, newline + b'{"end":true}\n')
+    write(journal, newline + b'{"end":true}\n')
 
 
 def observed_charge(devices: int, leased: Clock, released: Clock) -> Charge:

@@ -21,7 +21,7 @@ from capsule.host.reconcile import Finding, liveness, reconcile
 from capsule.host.traces import read_traces
 from capsule.steps.status import status
 from tests.conftest import Capsule
-from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
+from tests.host.conftest import SNAPSHOT, Bench, eventually, protocol_of
 from tests.study import make_study
 
 
@@ -392,83 +392,6 @@ def test_a_ledger_that_cannot_be_written_stops_the_trial_and_leaves_the_attempt_
     assert found.charge.debited_ms == note["emptied"]["boottime_ms"] - intent.leased.boottime_ms
     seqs = [event.seq for event in bench.ledger.read()[0].events]
     assert seqs == list(range(len(seqs)))
-
-
-# Crash points: every boundary of a supervisor's writes.
-
-USER = """
-import os, time
-def mark():
-    with open(os.environ["CAPSULE_FAKE_DEVICE_FOLDERS"] + "/usage", "a") as file:
-        file.write(f"{time.clock_gettime_ns(time.CLOCK_BOOTTIME)}\\n")
-with open(os.environ["CAPSULE_FAKE_DEVICE_FOLDERS"] + f"/allocations/{os.getpid()}", "w") as file:
-    file.write("1000000")
-mark()
-until = time.monotonic() + SECONDS
-while time.monotonic() < until:
-    time.sleep(0.005)
-    mark()
-with open(os.environ["CAPSULE_RECORDS"], "a") as file:
-    file.write('{"x": 1.0}\\n')
-"""
-
-
-def used_ms(device: Path) -> float:
-    """Return how long the fake device was used, by the marks that its user left."""
-    if not (device / "usage").exists():
-        return 0
-    marks = [int(line) for line in (device / "usage").read_text().split()]
-    return (marks[-1] - marks[0]) / 1e6
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Bench) -> Bench:
-    device = tmp_path / "devices/FAKE-0"
-    (device / "allocations").mkdir(parents=True)
-    (device / "device.json").write_text('{"name": "Fake H200"}')
-    monkeypatch.setenv("CAPSULE_FAKE_DEVICES", str(tmp_path / "devices"))
-    bench.device = "FAKE-0"
-    return bench
-
-
-def crash(bench: Bench, monkeypatch: pytest.MonkeyPatch, boundary: int, seconds: float) -> int:
-    """Run one attempt whose supervisor dies at a boundary, reconcile, and hold what must hold; its exit status."""
-    monkeypatch.setenv("CAPSULE_CRASH_AT", str(boundary))
-    supervision = bench.start(protocol_of(command=["python", "-c", USER.replace("SECONDS", str(seconds))]))
-    status = supervision.wait(30)
-    monkeypatch.delenv("CAPSULE_CRASH_AT")
-    assert status in (-signal.SIGKILL, launch.SETTLED)
-    look_twice(bench)
-    chain, account = bench.ledger.read()
-    attempt = account.attempts[supervision.attempt]
-    terminal = [name for name in bench.names(attempt.id) if name in ("settled", "reconciled", "refused")]
-    assert len(terminal) == 1, (boundary, bench.names(attempt.id))
-    assert chain.tail == b""
-    assert attempt.held_ms >= used_ms(bench.root / "devices/FAKE-0"), (boundary, attempt)
-    assert charge_faults(attempt) == []
-    assert isinstance(attempt, Attempt)
-    (bench.root / "devices/FAKE-0/usage").unlink(missing_ok=True)
-    assert status is not None
-    return status
-
-
-def test_a_supervisor_killed_at_every_boundary_is_charged_and_settled_once(
-    fake: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    boundary = 1
-    while crash(fake, monkeypatch, boundary, 0.1) != launch.SETTLED:
-        boundary += 1
-    assert boundary > 3 * 6, "intent, spawned, exit, tree_empty, device_clean and settled have three boundaries each"
-    assert fake.account().faults == []
-    assert fake.account().manifests == [MANIFEST]
-
-
-@pytest.mark.parametrize("boundary", [7, 8, 9])
-def test_a_supervisor_killed_within_a_heartbeat(fake: Bench, monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
-    assert crash(fake, monkeypatch, boundary, 1.4) == -signal.SIGKILL
-    names = fake.names("a000001")
-    assert ("heartbeat" in names) == (boundary > 7)
-    assert "exit" not in names
 
 
 # What a trial put where its files belong.
