@@ -136,6 +136,8 @@ class Supervisor:
             try:
                 self._inspect(lease)
             except (Refusal, MachineError) as error:
+                if not lease.inherited:
+                    lease.clear()
                 return self._refuse(error)
             return self._guarded(lease)
         finally:
@@ -260,6 +262,7 @@ class Supervisor:
         if watchdog.started is None:
             return failed_exit("lost", "the watchdog was killed before it said that the trial had started")
         pid, start_ticks = watchdog.started
+        self.tree.seen.add(pid)
         self._append("spawned", Spawned(pid=pid, start_ticks=start_ticks))
         return None
 
