@@ -11,7 +11,7 @@ from capsule.core.errors import FrozenError, UsageError
 from capsule.core.manifest import Supersedes
 from capsule.host.ledger import Ledger
 from capsule.host.workspace import find_workspace
-from capsule.steps.freeze import Frozen, Progress, draft, write
+from capsule.steps.freeze import Frozen, Progress, draft, refuse_secrets, write
 
 
 def amend(protocol_file: Path, reason: str, *, progress: Progress | None = None) -> Frozen:
@@ -21,11 +21,13 @@ def amend(protocol_file: Path, reason: str, *, progress: Progress | None = None)
         IncompleteError: nothing was frozen yet.
         FrozenError: nothing changed.
         UsageError: the reason is empty.
+        RefusedError: what would be published holds a secret.
     """
     if not reason.strip():
         raise UsageError(
             "expected a reason for the amendment, found an empty one", hint="readers will want to know why"
         )
+    refuse_secrets(reason.encode(), "the reason of an amendment", "--reason")
     workspace = find_workspace(protocol_file)
     current = workspace.current()
     unchanged = draft(workspace, current.manifest.supersedes, progress=progress)

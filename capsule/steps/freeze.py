@@ -28,7 +28,7 @@ from capsule.core.manifest import (
 from capsule.core.paths import shown
 from capsule.core.plan import Cell, enumerate_cells
 from capsule.core.protocol import Protocol
-from capsule.core.redact import find_secrets
+from capsule.core.redact import redact, secret_values
 from capsule.core.toml import line_of, read_protocol
 from capsule.host import environment, launch, source, store
 from capsule.host.durable import write_durably
@@ -91,7 +91,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     data = _read(workspace.protocol)
     file = os.path.relpath(workspace.protocol)
     protocol = read_protocol(data, file)
-    _refuse_secrets(data, file)
+    refuse_secrets(data, "a protocol", file)
     if protocol.name == "objects":
         raise ProtocolError(f"{file}: name: expected another name than 'objects', which the store of contents has")
     if protocol.name != workspace.name:
@@ -104,6 +104,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
         raise ProtocolError("\n".join(f"{file}: environment: {words}" for words in complaints))
     cells = enumerate_cells(protocol)
     scan = source.scan_sources(workspace.root, protocol.sources, progress=progress)
+    refuse_secrets("\n".join(entry.path for entry in scan.entries).encode(), "the sources' paths", "the sources")
     store.put_all(workspace.root, scan.entries)
     files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
     for revision in {arm.revision for arm in protocol.arms if arm.revision}:
@@ -238,12 +239,17 @@ def _read(path: Path) -> bytes:
         raise MachineError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _refuse_secrets(data: bytes, file: str) -> None:
-    found = find_secrets(data)
+def refuse_secrets(data: bytes, what: str, file: str) -> None:
+    """Refuse what a manifest would publish if it holds what looks like a secret, or the value of a secret variable.
+
+    Raises:
+        RefusedError: it does.
+    """
+    _, found = redact(data, secret_values(os.environ))
     if found:
         line = data[: found[0].offset].count(b"\n") + 1
         raise RefusedError(
-            f"{file}:{line}: expected no secret in a protocol, found what looks like one ({found[0].kind})",
+            f"{file}:{line}: expected no secret in {what}, found what looks like one ({found[0].kind})",
             hint="the manifest is published; name an environment variable instead",
         )
 

@@ -320,3 +320,26 @@ def test_a_pattern_that_is_none_is_refused(capsule: Capsule, tmp_path: Path) -> 
     said = capsule("freeze", protocol)
     assert said.code == 2
     assert "[z-a]*" in said.err
+
+
+@pytest.mark.parametrize("place", ["protocol", "path", "reason"])
+def test_the_value_of_a_secret_variable_is_never_published(
+    capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """What a manifest publishes is searched for the values of variables whose names look secret."""
+    value = "plain-words-but-a-password"
+    monkeypatch.setenv("SITE_PASSWORD", value)
+    protocol = make_study(tmp_path / "s")
+    if place == "reason":
+        assert capsule("freeze", protocol).code == 0
+        protocol.write_text(protocol.read_text().replace("threshold = 0", "threshold = 1"))
+        said = capsule("amend", protocol, "--reason", f"it was {value}")
+    else:
+        if place == "path":
+            (protocol.parent / f"{value}.txt").write_text("x")
+        else:
+            protocol.write_text(protocol.read_text() + f"\n# {value}\n")
+        said = capsule("freeze", protocol)
+    assert said.code == 4
+    assert "expected no secret in" in said.err
+    assert value not in said.err + said.out
