@@ -264,17 +264,26 @@ def replay(
     raise typer.Exit(words.replay_exit_code(replayed))
 
 
-@app.command(epilog="Example: capsule report speed.capsule --output report.md")
+@app.command(epilog="Example: capsule report speed.capsule --output report.html")
 def report(
     file: CapsuleFile,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here; default: standard output.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write here, .html with plots; default: Markdown to standard output."),
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Write a Markdown report with every cell."""
-    from capsule.cli import words
-    from capsule.steps.report import report as step
+    """Write a report with every cell, as Markdown or HTML.
 
-    words.emit(json_, *words.reported(step(file), output))
+    An HTML report is one file with plots; it holds no script and fetches nothing.
+    """
+    from capsule.cli import words
+    from capsule.steps import report as step
+
+    if output is None:
+        words.emit(json_, *words.reported(step.report(file)))
+    else:
+        words.emit(json_, *words.report_written(output, step.write_report(file, output)))
 
 
 @app.command(epilog="Example: capsule show speed.capsule 7-results/results.json")

@@ -219,12 +219,14 @@ def replay_exit_code(result: Replay) -> int:
     return code or int(any(item.answer == "different" for item in result.observations))
 
 
-def reported(text: str, output: Path | None) -> Said:
-    """Give the report, or say where it was written."""
-    if output is None:
-        return {"markdown": text}, text
-    output.write_text(text, encoding="utf-8")
-    return {"file": str(output)}, f"wrote {output}"
+def reported(text: str) -> Said:
+    """Give the report."""
+    return {"markdown": text}, text
+
+
+def report_written(output: Path, form: str) -> Said:
+    """Say where the report was written."""
+    return {"file": str(output), "form": form}, f"wrote {output}"
 
 
 def members(listed: Sequence[tuple[str, int, str]]) -> Said:

@@ -1,85 +1,128 @@
-"""Report: a Markdown account of a capsule for people, every cell in it, losing ones included."""
+"""Report: a capsule for people, as Markdown or as one HTML file with plots; every cell in it, losing ones included."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from capsule.core.attempt import Attempt, Settled, add_up
-from capsule.core.chain import read
-from capsule.core.errors import MalformedError
-from capsule.core.judge import judge
+from capsule.core.attempt import Attempt, Settled
+from capsule.core.document import Block, Bullets, Code, Heading, Inline, Paragraph, Strong, Table
+from capsule.core.errors import MachineError, MalformedError, UsageError
 from capsule.core.manifest import Manifest
+from capsule.core.markdown import markdown
+from capsule.core.page import page
 from capsule.core.results import EstimateResult, Results
 from capsule.core.telemetry import DeviceTelemetry
 from capsule.core.verdict import Verdict
-from capsule.steps.verify import collect, open_capsule
+from capsule.steps.figures import charge_figures, estimate_figures, telemetry_figures
+from capsule.steps.judged import judged
+
+Form = Literal["markdown", "html"]
 
 
-def report(path: Path) -> str:
-    """Return the Markdown report of a capsule; one that is not intact is reported as such, without an outcome.
+def form_of(output: Path | None) -> Form:
+    """Return the form of a report by the name of its file: HTML if it ends in `.html` or `.htm`, else Markdown."""
+    return "html" if output is not None and output.suffix.lower() in (".html", ".htm") else "markdown"
+
+
+def report(path: Path, form: Form = "markdown") -> str:
+    """Return the report of a capsule; one that is not intact is reported as such, without an outcome.
 
     Raises:
         MalformedError: it has no manifest or no table to report.
     """
-    with open_capsule(path) as stream:
-        evidence = collect(stream)
-    verdict = judge(evidence)
-    files = evidence.generations.get(max(evidence.generations, default=0), {})
-    if "manifest.json" not in files or isinstance(evidence.table, str):
+    found = judged(path)
+    manifest, table = found.manifest, found.evidence.table
+    if manifest is None or isinstance(table, str):
         raise MalformedError(f"{path}: expected a manifest and records to report, found none that can be read")
-    manifest = Manifest.from_bytes(files["manifest.json"], "manifest.json")
-    sections = [_head(manifest, verdict), _checks(verdict)]
-    if verdict.integrity == "intact":
-        results = Results.from_bytes(evidence.results, "7-results/results.json")
-        sections += [_hypotheses(results), _estimates(manifest, results), _gates(results), _charges(results)]
-        attempts = add_up(read(evidence.ledger, "2-ledger.jsonl").events).attempts
-        sections += [_devices(attempts, evidence.table), _summaries(results)]
-    sections.append(_cells(manifest, evidence.table))
-    return "\n".join(section for section in sections if section)
+    blocks = [*_head(manifest, found.verdict), *_checks(found.verdict)]
+    figures = form == "html"
+    if found.results is not None:
+        results, attempts = found.results, found.account.attempts
+        blocks += _hypotheses(results)
+        blocks += _estimates(manifest, results)
+        blocks += estimate_figures(manifest.protocol, results) if figures else []
+        blocks += [*_gates(results), *_charges(results)]
+        blocks += charge_figures(attempts) if figures else []
+        blocks += _devices(attempts, table)
+        blocks += telemetry_figures(attempts, found.evidence.telemetry) if figures else []
+        blocks += _summaries(results)
+    blocks += _cells(manifest, table)
+    return page(manifest.protocol.title, blocks) if figures else markdown(blocks)
 
 
-def _head(manifest: Manifest, verdict: Verdict) -> str:
+def write_report(path: Path, output: Path) -> Form:
+    """Write the report of the capsule at `path` to a file, in the form that its name asks for.
+
+    Raises:
+        UsageError: the file's folder is not there, or it is a folder itself.
+        MalformedError: the capsule has nothing to report.
+        MachineError: the file cannot be written.
+    """
+    check_output(output)
+    form = form_of(output)
+    text = report(path, form)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MachineError(f"cannot write {output}: {error.strerror}") from error
+    return form
+
+
+def check_output(output: Path) -> None:
+    """Refuse at once a file that cannot be made: its folder is not there, or it is a folder.
+
+    Raises:
+        UsageError: as said.
+    """
+    if not output.parent.is_dir():
+        raise UsageError(
+            f"expected a folder to write {output.name} into, found none at {output.parent}",
+            hint=f"make it first: mkdir -p {output.parent}",
+        )
+    if output.is_dir():
+        raise UsageError(
+            f"expected a file to write to, found a folder at {output}", hint=f"name a file in it: {output}/NAME"
+        )
+
+
+def _head(manifest: Manifest, verdict: Verdict) -> list[Block]:
     protocol = manifest.protocol
-    lines = [
-        f"# {_cell(protocol.title)}",
-        "",
-        _cell(" ".join(protocol.question.split())),
-        "",
-        f"- Protocol: `{protocol.name}`",
-        f"- Manifest: `{manifest.identity}`",
-        f"- Capsule: `{verdict.capsule or 'no identity'}`",
-        f"- Integrity: **{verdict.integrity}**",
-        f"- Outcome: **{verdict.outcome}**",
-        f"- Signed: {'yes, not checked by this version' if verdict.signed else 'no'}",
+    items: list[tuple[Inline, ...]] = [
+        ("Protocol: ", Code(protocol.name)),
+        ("Manifest: ", Code(manifest.identity)),
+        ("Capsule: ", Code(verdict.capsule or "no identity")),
+        ("Integrity: ", Strong(verdict.integrity)),
+        ("Outcome: ", Strong(verdict.outcome)),
+        (f"Signed: {'yes, not checked by this version' if verdict.signed else 'no'}",),
     ]
     if verdict.amended:
         words = f"{verdict.amended}; the tables below are of the last manifest, earlier journals are in 3-attempts"
-        lines.append(f"- {_cell(words[0].upper() + words[1:])}")
-    return "\n".join([*lines, ""])
+        items.append((words[0].upper() + words[1:],))
+    return [Heading(1, protocol.title), Paragraph((" ".join(protocol.question.split()),)), Bullets(items)]
 
 
-def _checks(verdict: Verdict) -> str:
+def _checks(verdict: Verdict) -> list[Block]:
     rows = [(check.id, check.name, check.status.replace("_", " "), check.words) for check in verdict.checks]
-    findings = [f"- {check.id}: {_cell(finding)}" for check in verdict.checks for finding in check.findings]
-    return "\n".join(
-        ["## Checks", "", *_table(("", "check", "status", ""), rows), "", *findings, *([""] if findings else [])]
-    )
+    findings = [(f"{check.id}: {finding}",) for check in verdict.checks for finding in check.findings]
+    table = Table(("", "check", "status", ""), rows)
+    return [Heading(2, "Checks"), table, *([Bullets(findings)] if findings else [])]
 
 
-def _hypotheses(results: Results) -> str:
+def _hypotheses(results: Results) -> list[Block]:
     rows = [
         (item.hypothesis, item.decision, component.workload, component.decision, component.reason)
         for item in results.hypotheses
         for component in item.components
     ]
-    claims = [f"- `{item.hypothesis}`: {_cell(item.claim)} **{item.decision}**" for item in results.hypotheses]
-    table = _table(("hypothesis", "decision", "workload", "there", "because"), rows)
-    return "\n".join(["## Hypotheses", "", *claims, "", *table, ""])
+    claims = [(Code(item.hypothesis), f": {item.claim} ", Strong(item.decision)) for item in results.hypotheses]
+    table = Table(("hypothesis", "decision", "workload", "there", "because"), rows)
+    return [Heading(2, "Hypotheses"), Bullets(claims), table]
 
 
-def _estimates(manifest: Manifest, results: Results) -> str:
+def _estimates(manifest: Manifest, results: Results) -> list[Block]:
     rules = {estimate.name: estimate.rule for estimate in manifest.protocol.estimates}
     rows = []
     for item in results.estimates:
@@ -90,8 +133,8 @@ def _estimates(manifest: Manifest, results: Results) -> str:
         )
         interval = item.withheld or f"{_short(item.mean)} [{_short(item.low)}, {_short(item.high)}]"
         rows.append((item.estimate, item.workload, interval, ratio, f"{float(item.level):g}", starts))
-    table = _table(("estimate", "workload", "mean [interval]", "ratio [interval]", "level", "seed/start: value"), rows)
-    return "\n".join(["## Estimates", "", *table, ""])
+    head = ("estimate", "workload", "mean [interval]", "ratio [interval]", "level", "seed/start: value")
+    return [Heading(2, "Estimates"), Table(head, rows)]
 
 
 def _ratio(item: EstimateResult) -> str:
@@ -101,12 +144,12 @@ def _ratio(item: EstimateResult) -> str:
     return f"{mean:.3g} [{low:.3g}, {high:.3g}]"
 
 
-def _gates(results: Results) -> str:
+def _gates(results: Results) -> list[Block]:
     rows = [(g.gate, str(g.passed), str(g.failed), str(g.missing), ", ".join(g.failed_cells)) for g in results.gates]
-    return "\n".join(["## Gates", "", *_table(("gate", "passed", "failed", "no value", "failed cells"), rows), ""])
+    return [Heading(2, "Gates"), Table(("gate", "passed", "failed", "no value", "failed cells"), rows)]
 
 
-def _charges(results: Results) -> str:
+def _charges(results: Results) -> list[Block]:
     rows = [
         (
             f"{charge.unit}{' (pilot)' if charge.pilot else ''}",
@@ -116,11 +159,10 @@ def _charges(results: Results) -> str:
         )
         for charge in results.charges
     ]
-    table = _table(("unit", "device-seconds charged", "budget", "attempts"), rows)
-    return "\n".join(["## What it cost", "", *table, ""])
+    return [Heading(2, "What it cost"), Table(("unit", "device-seconds charged", "budget", "attempts"), rows)]
 
 
-def _devices(attempts: Mapping[str, Attempt], table: Sequence[Mapping[str, object]]) -> str:
+def _devices(attempts: Mapping[str, Attempt], table: Sequence[Mapping[str, object]]) -> list[Block]:
     """Say what the devices were seen doing, and whether any attempt that counts may have shared its own."""
     settled = {name: item.end for name, item in attempts.items() if isinstance(item.end, Settled)}
     rows = [
@@ -135,10 +177,10 @@ def _devices(attempts: Mapping[str, Attempt], table: Sequence[Mapping[str, objec
         if (names := sorted(name for name in counted & settled.keys() if settled[name].exclusivity == word))
     ]
     if not rows and not words:
-        return ""
+        return []
     head = ("attempt", "device", "exclusivity", "energy in J", "throttled", "observed")
-    lines = [*_table(head, rows), ""] if rows else []
-    return "\n".join(["## Devices", "", *lines, *[line for item in words for line in (item, "")]])
+    lines = [Paragraph((item,)) for item in words]
+    return [Heading(2, "Devices"), *([Table(head, rows)] if rows else []), *lines]
 
 
 _DOUBTS = (
@@ -165,24 +207,22 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.3g} %" if whole else "0 %"
 
 
-def _summaries(results: Results) -> str:
+def _summaries(results: Results) -> list[Block]:
     rows = [
         (s.workload, s.arm, s.observation, str(s.count), _short(s.mean), _short(s.minimum), _short(s.maximum))
         for s in results.summaries
     ]
-    table = _table(("workload", "arm", "observation", "n", "mean", "minimum", "maximum"), rows)
-    return "\n".join(["## Observations by arm", "", *table, ""])
+    head = ("workload", "arm", "observation", "n", "mean", "minimum", "maximum")
+    return [Heading(2, "Observations by arm"), Table(head, rows)]
 
 
-def _cells(manifest: Manifest, table: Sequence[dict[str, object]]) -> str:
+def _cells(manifest: Manifest, table: Sequence[dict[str, object]]) -> list[Block]:
     names = [column.name for column in manifest.protocol.observations]
     head = ("cell", "workload", "arm", "seed", "start", "block", "status", "attempt", *names)
     final = [_cell_row(row, names) for row in table if row["final"]]
     other = [_cell_row(row, names) for row in table if not row["final"]]
-    lines = ["## Every planned cell", "", *_table(head, final), ""]
-    if other:
-        lines += ["## Rows that did not become final", "", *_table(head, other), ""]
-    return "\n".join(lines)
+    blocks: list[Block] = [Heading(2, "Every planned cell"), Table(head, final)]
+    return [*blocks, Heading(2, "Rows that did not become final"), Table(head, other)] if other else blocks
 
 
 def _cell_row(row: dict[str, object], names: Iterable[str]) -> tuple[str, ...]:
@@ -211,18 +251,3 @@ def _short(value: object) -> str:
     except ValueError:
         return str(value)
     return str(value) if isinstance(value, int) else f"{number:.4g}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + " --- |" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(_cell(value) for value in row) + " |"
-
-
-def _cell(text: str) -> str:
-    """Keep a text inside its cell, and its markup and control characters from acting."""
-    escaped = "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)
-    for character in "\\`*_[]<>|#":
-        escaped = escaped.replace(character, f"\\{character}")
-    return escaped
