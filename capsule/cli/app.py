@@ -286,6 +286,25 @@ def report(
         words.emit(json_, *words.report_written(output, step.write_report(file, output)))
 
 
+@app.command(epilog="Example: capsule diff before.capsule after.capsule")
+def diff(
+    left: Annotated[Path, typer.Argument(metavar="A", help="A capsule file.")],
+    right: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    limit: Annotated[int, typer.Option("--limit", min=0, help="List so many differences of each section.")] = 20,
+    json_: Json = False,
+) -> None:
+    """Say what differs between two capsules.
+
+    What was promised, what was tried, what was observed, what it shows; exit code 0 if they are equal, 1 if not.
+    """
+    from capsule.cli import exchange, words
+    from capsule.steps.diff import diff as step
+
+    compared = step(left, right, limit=limit)
+    words.emit(json_, *exchange.compared(compared))
+    raise typer.Exit(0 if compared.equal else 1)
+
+
 @app.command(epilog="Example: capsule show speed.capsule 7-results/results.json")
 def show(
     file: CapsuleFile,

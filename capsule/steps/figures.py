@@ -16,7 +16,14 @@ from capsule.core.document import Figure
 from capsule.core.plots import LEFT, RIGHT, WIDTH, Plot, Scale, linear, ratios, short
 from capsule.core.protocol import Estimate, Hypothesis, Protocol
 from capsule.core.results import EstimateResult, Results
-from capsule.core.telemetry import Sample, read_samples, throttle_names
+from capsule.core.telemetry import (
+    GAP_INTERVALS,
+    DeviceTelemetry,
+    Sample,
+    interval_ms,
+    read_samples,
+    throttle_names,
+)
 
 WORKLOADS_MAX = 60
 """Workloads of one plot; all are in the tables."""
@@ -124,19 +131,19 @@ def charge_figures(attempts: Mapping[str, Attempt]) -> list[Figure]:
             key = (attempt.reserved.unit, f"{outcome} (pilot)" if attempt.pilot else outcome)
             spent.setdefault(key, []).append(attempt.held_ms)
     rows = sorted(spent.items(), key=lambda item: (-sum(item[1]), item[0]))
-    scale = linear((sum(held) / 1000 for _, held in rows), LEFT, WIDTH - 90, zero=True) if rows else None
+    scale = linear((sum(held) / 1000 for _, held in rows), LEFT, WIDTH - 120, zero=True) if rows else None
     if scale is None:
         return []
     bottom = 20.0 + ROW * len(rows)
     plot = Plot(bottom + 50)
-    plot.axis_below(scale, 10, bottom, "device-seconds charged")
+    plot.axis_below(scale, 10, bottom, "device-seconds charged, and attempts")
     said = []
     for row, ((unit, name), held) in enumerate(rows):
         seconds, y = sum(held) / 1000, 10 + ROW * (row + 0.5) + 3
         counts = name in COMPLETED
         plot.label(LEFT - 12, y + 4, f"{name}, {unit}", anchor="end")
         plot.bar(LEFT, y - 8, scale.at(seconds) - LEFT, 16, "bar" if counts else "lost")
-        plot.label(scale.at(seconds) + 6, y + 4, f"{seconds:.1f} s, {len(held)}x")
+        plot.label(scale.at(seconds) + 6, y + 4, f"{seconds:.1f} s in {len(held)}")
         said.append(f"{name} on {unit}: {seconds:.3f} device-seconds in {len(held)} attempts")
     title = "Charges by outcome"
     words = "; ".join(said) + ". Attempts whose rows count are in the first colour, all others in the second."
@@ -150,24 +157,36 @@ class Trace:
     attempt: str
     device: str
     leased_ms: int
-    elapsed_ms: int
+    summary: DeviceTelemetry
     power: list[list[float]] = field(default_factory=lambda: [[] for _ in range(BUCKETS)])
     clock: list[list[float]] = field(default_factory=lambda: [[] for _ in range(BUCKETS)])
     throttled: dict[str, set[int]] = field(default_factory=dict)
+    _last_ms: int = 0
+
+    @property
+    def elapsed_ms(self) -> int:
+        """The time from lease to release."""
+        return self.summary.elapsed_ms
 
     def add(self, sample: Sample) -> None:
         """Add a sample; one outside the lease says nothing about the attempt."""
         after = sample.at_ms - self.leased_ms
-        if not 0 <= after <= self.elapsed_ms:
+        if not 0 <= after <= self.elapsed_ms or sample.error is not None:
             return
-        bucket = min(after * BUCKETS // max(self.elapsed_ms, 1), BUCKETS - 1)
+        bucket = self._bucket(after)
         if sample.power_mw is not None:
             self.power[bucket].append(sample.power_mw / 1000)
         if sample.sm_clock_mhz is not None:
             self.clock[bucket].append(float(sample.sm_clock_mhz))
+        observed = after - self._last_ms <= GAP_INTERVALS * interval_ms(after)
+        since = self._bucket(self._last_ms) if observed else bucket
         for name in throttle_names(sample.throttle or 0):
             if name != "gpu_idle":
-                self.throttled.setdefault(name, set()).add(bucket)
+                self.throttled.setdefault(name, set()).update(range(since, bucket + 1))
+        self._last_ms = after
+
+    def _bucket(self, after_ms: int) -> int:
+        return min(after_ms * BUCKETS // max(self.elapsed_ms, 1), BUCKETS - 1)
 
     def seconds(self, bucket: float) -> float:
         """Return when a stretch begins, in seconds after the lease."""
@@ -180,14 +199,13 @@ def telemetry_figures(attempts: Mapping[str, Attempt], telemetry: Mapping[str, b
     sampled = [
         (attempt, device)
         for attempt in attempts.values()
-        if isinstance(attempt.end, Settled) and attempt.intent and attempt.released and attempt.id in telemetry
+        if isinstance(attempt.end, Settled) and attempt.intent and attempt.id in telemetry
         for device in attempt.end.telemetry
     ]
     for attempt, device in sampled[:TRACES_MAX]:
         assert attempt.intent is not None
-        assert attempt.released is not None
-        leased = attempt.intent.leased.boottime_ms
-        trace = Trace(attempt.id, device, leased, max(attempt.released.boottime_ms - leased, 0))
+        assert isinstance(attempt.end, Settled)
+        trace = Trace(attempt.id, device, attempt.intent.leased.boottime_ms, attempt.end.telemetry[device])
         for sample in read_samples(telemetry[attempt.id]):
             if isinstance(sample, Sample) and sample.device == device:
                 trace.add(sample)
@@ -197,27 +215,31 @@ def telemetry_figures(attempts: Mapping[str, Attempt], telemetry: Mapping[str, b
     return figures
 
 
-PANELS = (("power", "power in W"), ("clock", "SM clock in MHz"))
+PANELS = (("power", "power in W", True), ("clock", "SM clock in MHz", False))
+"""Readings that are drawn over time, with their labels, and whether their axis begins at zero."""
 PANEL_TOP, PANEL_HEIGHT, PANEL_STEP = 30, 90, 130
 TRACE_LEFT = 190
 
 
 def _trace_figure(trace: Trace, left_away: int) -> Figure | None:
     time = linear((0.0, trace.elapsed_ms / 1000), TRACE_LEFT, WIDTH - RIGHT, zero=True)
-    panels = [(name, label, getattr(trace, name)) for name, label in PANELS if any(getattr(trace, name))]
+    panels = [(label, zero, getattr(trace, name)) for name, label, zero in PANELS if any(getattr(trace, name))]
     if time is None or not (panels or trace.throttled):
         return None
     bottom = PANEL_TOP + PANEL_STEP * len(panels) + 20 * len(trace.throttled)
     plot = Plot(bottom + 60)
     said = []
-    for row, (_, label, buckets) in enumerate(panels):
+    for row, (label, zero, buckets) in enumerate(panels):
         top = PANEL_TOP + PANEL_STEP * row
-        scale = linear((value for found in buckets for value in found), top + PANEL_HEIGHT, top)
+        every = [value for found in buckets for value in found]
+        scale = linear(every, top + PANEL_HEIGHT, top, zero=zero)
         if scale is not None:
             plot.axis_left(scale, TRACE_LEFT, WIDTH - RIGHT, label)
             for points in _pieces(trace, buckets, time, scale):
-                plot.curve(points, "line")
-        every = [value for found in buckets for value in found]
+                if len(points) > 1:
+                    plot.curve(points, "line")
+                else:
+                    plot.dot(*points[0], 2, "bar", label)
         said.append(f"{label}: {short(min(every))} to {short(max(every))}, mean {short(fmean(every))}")
     for row, (name, found) in enumerate(sorted(trace.throttled.items())):
         y = PANEL_TOP + PANEL_STEP * len(panels) + 20.0 * row
@@ -225,9 +247,10 @@ def _trace_figure(trace: Trace, left_away: int) -> Figure | None:
         for bucket in sorted(found):
             begin, end = time.at(trace.seconds(bucket)), time.at(trace.seconds(bucket + 1))
             plot.bar(begin, y - 5, end - begin, 10, "lost")
-        said.append(f"held back by {name} in {100 * len(found) / BUCKETS:.3g} % of the time")
     plot.axis_below(time, bottom, bottom + 10, "seconds since the lease")
-    if not trace.throttled:
+    held = [(name, spent) for name, spent in trace.summary.throttled_ms.items() if name != "gpu_idle"]
+    said += [f"held back by {name} for {spent / 1000:.1f} s" for name, spent in held]
+    if not held:
         said.append("no reason for throttling was seen")
     title = f"{trace.attempt} on {trace.device}: power, clock and throttling over time"
     more = f" {left_away} more devices of attempts were sampled and are not drawn." if left_away else ""
@@ -251,4 +274,4 @@ def _pieces(
         points.append((time.at(trace.seconds(bucket + 0.5)), scale.at(fmean(found))))
         last = bucket
     if points:
-        yield points if len(points) > 1 else [points[0], (points[0][0] + 1, points[0][1])]
+        yield points
