@@ -41,7 +41,7 @@ class Frame:
     """A whole frame as it stands in the file, not decoded yet."""
 
     offset: int
-    data: bytes
+    data: memoryview
     raw_size: int
 
 
@@ -60,7 +60,7 @@ def compress(raw: bytes, level: int) -> bytes:
     return zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True).compress(raw)
 
 
-def decompress(data: bytes, raw_size: int, offset: int) -> bytes:
+def decompress(data: bytes | memoryview, raw_size: int, offset: int) -> bytes:
     """Return the raw bytes of a frame whose header and blocks were judged before.
 
     Raises:

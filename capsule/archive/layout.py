@@ -7,7 +7,6 @@ forbids duplicates. The lists (`9-SHA256SUMS`, `9-TABLE`) have one byte string f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from capsule.core.canonical import canonical_line
 from capsule.core.digest import HEX_PATTERN
@@ -96,25 +95,3 @@ def parse_frame_line(line: bytes) -> tuple[int, int, int, int, bytes] | None:
     if match is None:
         return None
     return int(match[1]), int(match[2]), int(match[3]), int(match[4]), bytes.fromhex(match[5].decode("ascii"))
-
-
-class LineSplitter:
-    """Cuts a stream of pieces into lines, each with its newline; a line beyond the limit comes out cut there."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Yield the lines that end within `data`."""
-        buffer = self._rest + bytes(data)
-        start = 0
-        while (stop := buffer.find(b"\n", start) + 1) or len(buffer) - start > LINE_SIZE_MAX:
-            stop = stop or start + LINE_SIZE_MAX
-            yield buffer[start:stop]
-            start = stop
-        self._rest = buffer[start:]
-
-    def finish(self) -> Iterator[bytes]:
-        """Yield what follows the last newline, if anything."""
-        if self._rest:
-            yield self._rest

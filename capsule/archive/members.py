@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from capsule.archive import layout, tar
 from capsule.archive.index import FrameLog
+from capsule.archive.lines import LineDigest, LineSplitter
 from capsule.archive.model import Finding
 
 LOOK_AHEAD = 64
@@ -23,8 +24,7 @@ class MemberLog:
     """The members seen, in order: identity, size of their lines, 8 bytes each to tell them apart."""
 
     def __init__(self) -> None:
-        self.identity = hashlib.sha256(layout.IDENTITY_TAG)
-        self.lines_size = 0
+        self.identity = LineDigest(layout.IDENTITY_TAG)
         self.hashes = array("q")
 
     def __len__(self) -> int:
@@ -33,8 +33,7 @@ class MemberLog:
     def append(self, name: str, size: int, digest_hex: str) -> None:
         """Add the next member."""
         line = layout.member_line(name, size, digest_hex)
-        self.identity.update(line)
-        self.lines_size += len(line)
+        self.identity.add(line)
         self.hashes.append(hash(line))
 
 
@@ -46,7 +45,7 @@ class TableCheck:
         self._frames = frames
         self._frame_count = frame_count
         self._offset = offset
-        self._splitter = layout.LineSplitter()
+        self._splitter = LineSplitter()
         self._identity = hashlib.sha256(layout.IDENTITY_TAG)
         self._next = self._unmatched = 0
         self._named = False
@@ -56,8 +55,10 @@ class TableCheck:
 
     def feed(self, data: bytes | memoryview) -> Iterator[Finding]:
         """Yield what is wrong with the lines that end within `data`."""
-        for line in self._splitter.feed(data):
-            yield from self._line(line)
+        for lines in self._splitter.feed(data):
+            if not self._as_seen(lines):
+                for line in lines:
+                    yield from self._line(line)
 
     def finish(self) -> Iterator[Finding]:
         """Yield what is wrong with the table as a whole."""
@@ -68,6 +69,16 @@ class TableCheck:
             yield self._finding("C-16", "expected the line of the library, found none")
         if self._frames_next != self._frame_count:
             yield self._finding("C-16", f"expected {self._frame_count} frame lines, found {self._frames_next}")
+
+    def _as_seen(self, lines: list[bytes]) -> bool:
+        """Take many lines at once where each is that of the next member, as nearly always."""
+        stop = self._next + len(lines)
+        expected = self._members.hashes[self._next : stop]
+        if self.library is not None or self._unmatched or array("q", map(hash, lines)) != expected:
+            return False
+        self._identity.update(b"".join(lines))
+        self._next = stop
+        return True
 
     def _line(self, line: bytes) -> Iterator[Finding]:
         if self.library is not None:
@@ -160,7 +171,7 @@ def name_damage(frames: Iterable[bytes], seen: FrameLog) -> Iterator[Finding]:
 
 def lines_of(frames: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a table, given the raw bytes of its frames."""
-    splitter = layout.LineSplitter()
+    splitter = LineSplitter()
     left = -1
     head = b""
     for raw in frames:
@@ -172,7 +183,8 @@ def lines_of(frames: Iterable[bytes]) -> Iterator[bytes]:
                 continue
             _, left = tar.decode(head[:length], 0)
             data = head[length:]
-        yield from splitter.feed(data[:left])
+        for lines in splitter.feed(data[:left]):
+            yield from lines
         left -= min(left, len(data))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from capsule.archive import layout, tar
-from capsule.archive.frames import Decoded, decompress
+from capsule.archive.frames import Decoded, Frame, decompress
 from capsule.archive.index import Index, encode_index, encode_seek_table
+from capsule.archive.lines import LineDigest
 from capsule.archive.members import MemberLog, TableCheck, name_damage
 from capsule.archive.model import LIMITS, ContainerError, Finding, Limits, Sealed, fault, shown
 from capsule.archive.scan import FrameScan, decoded
@@ -25,23 +26,20 @@ TABLE_KEPT_MAX = 1 << 26
 """Compressed bytes of a table that are kept after damage, to name members."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberStart:
+class MemberStart(NamedTuple):
     """A member begins; `size` bytes follow as chunks."""
 
     name: str
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The next bytes of the member, at most one frame."""
 
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class MemberEnd:
+class MemberEnd(NamedTuple):
     """The member was whole; its digest counts only once the walk ends with a seal."""
 
     name: str
@@ -124,8 +122,7 @@ class _Walk:
         self._frames = decoded(self._scan, threads)
         self._raw = TarStream(self._source, self._frames)
         self._members = MemberLog()
-        self._sums = hashlib.sha256()
-        self._sums_size = 0
+        self._sums = LineDigest()
         self._name: str | None = None
         self._last = ""
         self._check: TableCheck | None = None
@@ -186,27 +183,32 @@ class _Walk:
 
     def _member(self, name: str, size: int) -> Iterator[Event]:
         self._name = name
-        findings = list(self._name_findings(name, size))
+        is_allowed = layout.is_allowed(name)
+        is_own = name in layout.OWN_NAMES
+        is_next = is_allowed and name > self._last and not is_own and len(self._members) > 0
+        findings = [] if is_next else list(self._name_findings(name, size))
         yield from findings
         if not findings:
             yield MemberStart(name, size)
-        hasher = hashlib.sha256()
+        hasher = None
         left = size
         while left:
             data = self._raw.some(left)
-            hasher.update(data)
+            if hasher is None:
+                hasher = hashlib.sha256(data)
+            else:
+                hasher.update(data)
             left -= len(data)
             if not findings:
                 yield Chunk(data)
         if not self._raw.zeros(tar.padding_size(size)):
             yield self._finding("C-09", "expected zero bytes after the member, found others")
-        digest_hex = hasher.hexdigest()
-        yield from self._own_findings(name, size, digest_hex)
-        if layout.is_allowed(name):
+        digest_hex = (hasher or hashlib.sha256()).hexdigest()
+        if is_own:
+            yield from self._own_findings(name, size, digest_hex)
+        if is_allowed:
             self._members.append(name, size, digest_hex)
-            line = layout.sums_line(name, digest_hex)
-            self._sums.update(line)
-            self._sums_size += len(line)
+            self._sums.add(layout.sums_line(name, digest_hex))
             self._last = max(self._last, name)
         if not findings:
             yield MemberEnd(name, size, PREFIX + digest_hex)
@@ -219,14 +221,14 @@ class _Walk:
             yield self._finding("C-12", f"expected a name above {self._last}, found one that is not")
         if (name == layout.HEADER) != (len(self._members) == 0):
             yield self._finding("C-13", f"expected {layout.HEADER} as the first member and only there, found otherwise")
-        if name == layout.SUMS and size != self._sums_size:
-            yield self._finding("C-14", f"expected {self._sums_size} bytes of checksum lines, found {size}")
+        if name == layout.SUMS and size != self._sums.size:
+            yield self._finding("C-14", f"expected {self._sums.size} bytes of checksum lines, found {size}")
 
     def _own_findings(self, name: str, size: int, digest_hex: str) -> Iterator[Finding]:
         """Judge the content of the container's own members."""
         if name == layout.HEADER and PREFIX + digest_hex != digest_of(layout.HEADER_BYTES):
             yield self._finding("C-13", "expected the header of format 0, found another version or other bytes")
-        if name == layout.SUMS and size == self._sums_size and digest_hex != self._sums.hexdigest():
+        if name == layout.SUMS and size == self._sums.size and digest_hex != self._sums.digest().hex():
             yield self._finding("C-14", "expected the checksum lines of all members before, found other lines")
 
     def _table(self, size: int) -> Iterator[Finding]:
@@ -237,7 +239,7 @@ class _Walk:
         assert raw.table_start is not None
         frame_count = raw.table_start
         check = self._check = TableCheck(self._members, raw.log, frame_count, raw.offset)
-        size_max = self._members.lines_size + (frame_count + 1) * layout.LINE_SIZE_MAX + layout.FRAME_SIZE
+        size_max = self._members.identity.size + (frame_count + 1) * layout.LINE_SIZE_MAX + layout.FRAME_SIZE
         if size > size_max:
             raise fault("C-15", raw.offset, f"expected a table of at most {size_max} bytes, found {size}", layout.TABLE)
         left = size
@@ -286,10 +288,10 @@ class _Walk:
     def _salvage(self) -> Iterator[Finding]:
         """Go through the frames that are left, find the table among them, and name what is damaged."""
         raw = self._raw
-        kept: list[Decoded] = []
+        kept: list[Frame] = []
         kept_size = 0
         if raw.current is not None and raw.table_start is None and starts_table(raw.current.raw):
-            kept.append(raw.current)
+            kept.append(_copied(raw.current.frame))
         for item in self._frames:
             finding = item if isinstance(item, Finding) else item.finding
             if finding is not None:
@@ -305,7 +307,7 @@ class _Walk:
                 continue
             kept_size += len(frame.data)
             if kept_size <= TABLE_KEPT_MAX:
-                kept.append(replace(item, raw=b""))
+                kept.append(_copied(frame))
             else:
                 kept = []
         if kept:
@@ -321,7 +323,7 @@ class _Walk:
         assert self._check is not None
         assert self._check.library is not None
         return Sealed(
-            PREFIX + self._members.identity.hexdigest(),
+            PREFIX + self._members.identity.digest().hex(),
             PREFIX + self._check.container.hexdigest(),
             self._source.offset,
             len(self._members),
@@ -346,9 +348,14 @@ class _Walk:
 class _Redecoded:
     """The raw bytes of kept frames, decoded again each time they are passed over."""
 
-    def __init__(self, frames: list[Decoded]) -> None:
+    def __init__(self, frames: list[Frame]) -> None:
         self._kept = frames
 
     def __iter__(self) -> Iterator[bytes]:
-        for item in self._kept:
-            yield decompress(item.frame.data, item.frame.raw_size, item.frame.offset)
+        for frame in self._kept:
+            yield decompress(frame.data, frame.raw_size, frame.offset)
+
+
+def _copied(frame: Frame) -> Frame:
+    """Return a frame that does not keep the buffer which it was read into."""
+    return replace(frame, data=memoryview(bytes(frame.data)))

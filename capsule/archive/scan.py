@@ -54,8 +54,8 @@ class FrameScan:
             size, raw_size = measure(source)
         except ContainerError as error:
             return error.finding
-        frame = Frame(source.offset, source.peek(0, size), raw_size)
         follows = source.peek(size, 4)
+        frame = Frame(source.offset, source.view(size), raw_size)
         if follows and follows != MAGIC and follows not in SKIPPABLE:
             # Either this frame's length is wrong or what follows is damaged; only decoding can tell.
             return decode(frame).finding or frame

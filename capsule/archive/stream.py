@@ -22,7 +22,6 @@ class TarStream:
         self.current: Decoded | None = None
         self.at = 0
         self.offset = 0
-        self.position = 0
         self.short_before = False
         self.table_start: int | None = None
         self.table_hasher = hashlib.sha256()
@@ -64,11 +63,13 @@ class TarStream:
             raise self.cut_short()
         piece = self._view[self.at : self.at + size]
         self.at += len(piece)
-        self.position += len(piece)
         return piece
 
     def exactly(self, size: int) -> bytes:
         """Return the next `size` bytes."""
+        if 0 < self.at <= len(self._view) - size:
+            self.at += size
+            return bytes(self._view[self.at - size : self.at])
         pieces = []
         while size:
             pieces.append(self.some(size))
@@ -81,7 +82,7 @@ class TarStream:
 
     def starts_table(self) -> bool:
         """Whether the cursor stands at the start of a frame that begins like the header of the table."""
-        return self.fill() and self.at == 0 and starts_table(self._view)
+        return self.at == 0 and starts_table(self._view)
 
     def ended(self) -> ContainerError:
         """Return the error for a tar that stops before its end."""

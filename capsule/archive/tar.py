@@ -7,6 +7,7 @@ compares (C-08), so there is no field to interpret and nothing for two readers t
 from __future__ import annotations
 
 import re
+import zlib
 
 from capsule.archive.model import fault, shown
 
@@ -28,6 +29,8 @@ _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"%011o\0" % MTIME
 _AFTER_TYPE = bytes(100) + b"ustar\0" + b"00" + bytes(64) + b"0000000\0" * 2 + bytes(167)
 _SUM = sum(_BEFORE_SIZE) + sum(_MTIME) + sum(_AFTER_TYPE) + 8 * ord(" ")
+_HEADER = b"%b" + _BEFORE_SIZE + b"%b\0" + _MTIME + b"%06o\0 %b" + _AFTER_TYPE
+assert (NAME_SIZE_MAX + 12) * 0xFF < 65_521
 _OCTAL = re.compile(rb"[0-7]{11}")
 _SIZE_RECORD = re.compile(rb"[0-9]{2} size=([1-9][0-9]{9,15})\n")
 
@@ -84,13 +87,9 @@ def decode(header: bytes, offset: int) -> tuple[str, int]:
 def _ustar(name: str, size: int, typeflag: bytes) -> bytes:
     raw = name.encode("latin-1")
     digits = b"%011o" % size
-    checksum = _SUM + sum(raw) + sum(digits) + typeflag[0]
-    return b"".join(
-        (
-            raw.ljust(NAME_SIZE_MAX, b"\0"), _BEFORE_SIZE, digits, b"\0", _MTIME, b"%06o\0 " % checksum, typeflag,
-            _AFTER_TYPE,
-        )
-    )  # fmt: skip
+    # The low half of Adler-32 from zero is the sum of the bytes, as long as that stays below 65,521; see `_HEADER`.
+    checksum = _SUM + (zlib.adler32(raw + digits + typeflag, 0) & 0xFFFF)
+    return _HEADER % (raw.ljust(NAME_SIZE_MAX, b"\0"), digits, checksum, typeflag)
 
 
 def _claimed_size(header: bytes) -> int | None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from container_forge import (
@@ -36,9 +37,13 @@ class Dribble(io.RawIOBase):
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
 
-    def read(self, size: int = -1) -> bytes:
-        piece, self._data = bytes(self._data[:97]), self._data[97:]
-        return piece
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece, self._data = self._data[: min(97, len(buffer))], self._data[min(97, len(buffer)) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 def look(data: bytes) -> Examination:
