@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from capsule.core.errors import DriftError, MachineError
 from capsule.core.manifest import read_sources
 from capsule.host.devices import Backend
-from capsule.host.devices.base import Baseline
+from capsule.host.devices.base import Baseline, Occupancy
 from capsule.host.launch import SourceTree
 from capsule.host.lease import Holder
 from capsule.host.process import with_environment
@@ -17,6 +18,9 @@ from capsule.host.store import verify_tree
 
 TREE = "CAPSULE_TREE"
 """The environment variable whose value every process of one attempt's tree was started with."""
+SETTLE_SECONDS = 1.5
+"""How long utilization alone may outlive a process that ended before we looked."""
+SETTLE_TURN_SECONDS = 0.25
 
 
 class Refusal(Exception):
@@ -28,25 +32,45 @@ class Refusal(Exception):
 
 
 def inspect_devices(
-    backends: Mapping[str, Backend], inherited: Mapping[str, Holder], exclusivity: Literal["required", "best_effort"]
+    backends: Mapping[str, Backend],
+    inherited: Mapping[str, Holder],
+    exclusivity: Literal["required", "best_effort"],
+    meanwhile: Callable[[Collection[str]], None] = lambda uuids: None,
 ) -> Baseline:
     """Look at leased devices; returns how they look when idle, every key begun with the device's UUID.
+
+    Utilization alone is given time to settle; `meanwhile` is called every so often with the devices that are waited
+    for.
 
     Raises:
         Refusal: a device is not idle, or not known to be where that is required.
         MachineError: a device is not there or does not answer.
     """
-    baseline: Baseline = {}
     for uuid, backend in backends.items():
         if uuid in inherited:
             _check_inherited(uuid, inherited[uuid], backend)
-        found = backend.occupancy(uuid, own=())
-        if found.exclusivity == "contaminated":
-            raise Refusal("foreign_process", found.words)
+    for found in _settled(backends, meanwhile):
         if found.exclusivity == "unverifiable" and exclusivity == "required":
             raise Refusal("unverifiable", f"exclusivity is required and cannot be proven: {found.words}")
+    baseline: Baseline = {}
+    for uuid, backend in backends.items():
         baseline |= {f"{uuid}.{key}": value for key, value in backend.baseline(uuid).items()}
     return baseline
+
+
+def _settled(backends: Mapping[str, Backend], meanwhile: Callable[[Collection[str]], None]) -> list[Occupancy]:
+    """Look at every device until none has utilization that nobody explains, for a moment at most."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found = {uuid: backend.occupancy(uuid, own=()) for uuid, backend in backends.items()}
+        for item in found.values():
+            if item.exclusivity == "contaminated":
+                raise Refusal("foreign_process", item.words)
+        settling = [uuid for uuid, item in found.items() if item.settling]
+        if not settling or time.monotonic() > until:
+            return list(found.values())
+        meanwhile(settling)
+        time.sleep(SETTLE_TURN_SECONDS)
 
 
 def _check_inherited(uuid: str, left: Holder, backend: Backend) -> None:

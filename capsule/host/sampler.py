@@ -1,7 +1,7 @@
 """The sampler: the one process of an attempt that asks the driver, killable, since a driver's call can hang for ever.
 
-It is forked from the supervisor before the lease is taken, looks at the leased devices when told to, and from then on
-takes samples and answers questions. Losing it costs samples, never control of the trial.
+It is forked from the supervisor and opens the driver before the lease is taken, looks at the leased devices when told
+to, and from then on takes samples and answers questions. Losing it costs samples, never control of the trial.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from capsule.core.errors import MachineError
-from capsule.core.telemetry import Sample, interval_ms
+from capsule.core.telemetry import SAMPLE_MS, Sample, interval_ms
 from capsule.host.clock import ClockSource
 from capsule.host.devices import Backend, backend_for
 from capsule.host.devices.base import Baseline
 from capsule.host.killable import call
 from capsule.host.lease import Holder
-from capsule.host.loop import Loop, fork_helper
+from capsule.host.loop import Loop, fork_helper, void
 from capsule.host.preflight import Refusal, baseline_of, inspect_devices
 from capsule.host.process import descendants
 
@@ -64,6 +64,14 @@ class Sampler:
         self._start()
         self.gone = False
         self._send({"ask": "watch", "baseline": baseline})
+
+    def open(self, seconds: float, cancelled: Callable[[], bool]) -> None:
+        """Wait until the driver was opened, which can take seconds that no attempt should be charged.
+
+        Raises:
+            MachineError: a device is not there, or the driver does not answer in time.
+        """
+        self._ask({"ask": "open"}, seconds, cancelled)
 
     def inspect(
         self,
@@ -176,6 +184,9 @@ class _Eye:
     def run(self) -> None:
         try:
             self.backends = {uuid: backend_for(uuid) for uuid in self.devices}
+            for backend in {type(backend): backend for backend in self.backends.values()}.values():
+                if backend.sampled:
+                    backend.devices()  # whatever it answers: this opens the driver in this process
         except MachineError as error:
             self.absent = error
         due_ms = 0
@@ -201,6 +212,10 @@ class _Eye:
     def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         try:
             match question["ask"]:
+                case "open":
+                    if self.absent is not None:
+                        raise self.absent
+                    return {}
                 case "inspect":
                     return self._inspect(question["inherited"], question["exclusivity"])
                 case "visible":
@@ -218,36 +233,79 @@ class _Eye:
             return {"failed": error.message}
 
     def _inspect(self, left: Mapping[str, Any], exclusivity: Literal["required", "best_effort"]) -> dict[str, Any]:
-        if self.absent is not None:
-            raise self.absent
+        """Take samples from here on, also while devices settle: time without them would not be observed."""
         inherited = {uuid: Holder.model_validate_json(json.dumps(item)) for uuid, item in left.items()}
-        self.baseline = inspect_devices(self.backends, inherited, exclusivity)
+        held: list[tuple[Sample, bool]] = []
+
+        def meanwhile(settling: Collection[str]) -> None:
+            held.extend((sample, sample.device in settling) for sample in self._samples())
+
+        self.baseline = inspect_devices(self.backends, inherited, exclusivity, meanwhile)
         self.began_ms = self.clock().boottime_ms
-        self._look()
+        now = list(self._samples())
+        idle = {sample.device for sample in now if sample.exclusivity == "exclusive"}
+        for sample, settling in held:
+            self._tell({"sample": (_settled(sample) if settling and sample.device in idle else sample).to_json()})
+        for sample in now:
+            self._tell({"sample": sample.to_json()})
         first = next(iter(self.backends.values()))
         return {"baseline": self.baseline, "environment": first.environment(list(self.backends))}
 
     def _visible(self, environment: Mapping[str, str]) -> list[str] | None:
+        """Let a process of its own ask, which always comes back; samples are taken until it does."""
         backend = next(iter(self.backends.values()))
-
-        def ask() -> tuple[str, ...] | None:
-            os.environ.clear()
-            os.environ.update(environment)
-            return backend.visible()
-
-        found = call(ask, VISIBLE_SECONDS) if backend.sampled else None
-        return None if found is None else list(found)
+        if not backend.sampled:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            pid = fork_helper(
+                lambda: void(theirs.send(_seen_by(backend, environment))), keep=[theirs.fileno()], dies_with_parent=True
+            )
+            theirs.close()
+            while not select.select([ours], [], [], SAMPLE_MS / 1000)[0]:
+                self._look()
+            data = ours.recv(MESSAGE_BYTES)
+        os.waitpid(pid, 0)
+        answer = json.loads(data or '{"failed": "the process that asks what a trial sees has died"}')
+        if "failed" in answer:
+            raise MachineError(answer["failed"])
+        return answer["visible"]  # type: ignore[no-any-return]
 
     def _look(self) -> None:
-        """Take a sample of every device that can be sampled."""
+        """Take a sample of every device that can be sampled, and tell it."""
+        for sample in self._samples():
+            self._tell({"sample": sample.to_json()})
+
+    def _samples(self) -> Iterator[Sample]:
         own = _Below(self.watched)
         for uuid, backend in self.backends.items():
             if backend.sampled:
-                sample = backend.sample(uuid, own, baseline_of(self.baseline, uuid))
-                self._tell({"sample": sample.to_json()})
+                yield backend.sample(uuid, own, baseline_of(self.baseline, uuid))
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         self.channel.send(json.dumps(message).encode())
+
+
+def _seen_by(backend: Backend, environment: Mapping[str, str]) -> bytes:
+    """Return which devices a program with this environment can use, or why that is not known."""
+
+    def ask() -> tuple[str, ...] | None:
+        os.environ.clear()
+        os.environ.update(environment)
+        return backend.visible()
+
+    try:
+        return json.dumps({"visible": call(ask, VISIBLE_SECONDS)}).encode()
+    except MachineError as error:
+        return json.dumps({"failed": error.message}).encode()
+
+
+def _settled(sample: Sample) -> Sample:
+    """Return what a sample says once it is known that the utilization in doubt was gone before anything started."""
+    if sample.exclusivity != "unverifiable" or sample.error is not None:
+        return sample
+    words = f"{sample.words}, which it had left before anything was started"
+    return sample.model_copy(update={"exclusivity": "exclusive", "words": words})
 
 
 class _Below(Collection[int]):

@@ -74,7 +74,7 @@ TURN_MS = 50
 LOOK_MS = 1_000
 """How often the tree is counted and recorded."""
 DRIVER_SECONDS = 30.0
-"""How long the driver may take to say how the idle device looks."""
+"""How long the driver may take to be opened, and to say how the idle device looks."""
 WATCHDOG_MS = 3_000
 """How long a watchdog whose trial has ended may take to say so and to end."""
 
@@ -122,6 +122,7 @@ class Supervisor:
             drift = source_drifts(order.trees)
             if drift is not None:
                 raise Refusal("source_changed", drift)
+            self.sampler.open(DRIVER_SECONDS, lambda: bool(self.signals.stops))
             lease = take(
                 Path(order.lease_dir),
                 order.reserved.devices,

@@ -9,7 +9,7 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import pytest
 from capsule.core.attempt import Settled
 from capsule.core.errors import MachineError
 from capsule.core.telemetry import READINGS, Sample, sample_faults
-from capsule.host import devices, launch
+from capsule.host import devices, launch, preflight
 from capsule.host.devices import DeviceLostError, all_devices, ask, backend_for, backends, find_device, find_devices
 from capsule.host.devices import occupancy as judgement
-from capsule.host.devices.base import Backend, Occupancy
+from capsule.host.devices.base import Backend, Baseline, Occupancy
 from capsule.host.devices.cpu import CpuBackend
 from capsule.host.devices.cuda import visible_uuids
 from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
@@ -29,6 +29,7 @@ from capsule.host.devices.nvml import NvmlBackend, is_installed
 from capsule.host.devices.occupancy import ECHO_SECONDS, MEMORY_TOLERANCE_BYTES, Judge, Look
 from capsule.host.killable import call
 from capsule.host.lease import lease_path, read_holder
+from capsule.host.preflight import Refusal, inspect_devices
 from tests.host.conftest import Bench, protocol_of
 
 MIB = 2**20
@@ -285,28 +286,65 @@ def test_what_ours_left_is_ours_for_a_moment(monkeypatch: pytest.MonkeyPatch) ->
     assert found("GPU-0", left, []).exclusivity == "unverifiable"
 
 
+class Looked(FakeBackend):
+    """A device of which every look but the last is used up."""
+
+    def __init__(self, *looks: Look) -> None:
+        super().__init__(Path())
+        self.looks = list(looks)
+
+    def baseline(self, uuid: str) -> Baseline:
+        return {}
+
+    def occupancy(self, uuid: str, own: Collection[int]) -> Occupancy:
+        def look() -> Look:
+            return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+        return Judge().sampled(uuid, look, own, None, lambda pid: True)
+
+
+def busy(utilization: int) -> Look:
+    return Look(frozenset(), "", 615 * MIB, utilization)
+
+
 def test_before_an_attempt_utilization_alone_is_given_time_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices are waited for together, and samples can be taken of them meanwhile."""
     slept: list[float] = []
-    monkeypatch.setattr(judgement.time, "sleep", slept.append)
-    looks = iter([Look(frozenset(), "", 615 * MIB, left) for left in (40, 40, 20, 20, 0)])
-    assert Judge().before("GPU-0", lambda: next(looks), [], lambda pid: True).exclusivity == "exclusive"
+    monkeypatch.setattr(preflight.time, "sleep", slept.append)
+    backends = {"GPU-0": Looked(*map(busy, (40, 40, 20, 20, 0))), "GPU-1": Looked(*map(busy, (9, 9, 0)))}
+    waited: list[list[str]] = []
+    inspect_devices(backends, {}, "required", lambda uuids: waited.append(sorted(uuids)))
     assert len(slept) == 2
+    assert waited == [["GPU-0", "GPU-1"], ["GPU-0"]]
 
 
-def test_before_an_attempt_other_doubts_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement.time, "sleep", lambda seconds: pytest.fail("waited"))
-    for look in (
+@pytest.mark.parametrize(
+    "look",
+    [
         Look(frozenset(), "", 9000 * MIB, 40),
         Look(frozenset({0}), "", 615 * MIB, 40),
         Look(None, "no", 615 * MIB, 40),
-    ):
-        assert Judge().before("GPU-0", lambda look=look: look, [], lambda pid: True).exclusivity == "unverifiable"
+    ],
+)
+def test_before_an_attempt_other_doubts_are_not_waited_for(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+    monkeypatch.setattr(preflight.time, "sleep", lambda seconds: pytest.fail("waited"))
+    with pytest.raises(Refusal) as refused:
+        inspect_devices({"GPU-0": Looked(look)}, {}, "required")
+    assert refused.value.reason == "unverifiable"
+    inspect_devices({"GPU-0": Looked(look)}, {}, "best_effort")
+
+
+def test_a_foreign_process_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.time, "sleep", lambda seconds: pytest.fail("waited"))
+    backends = {"GPU-0": Looked(busy(40)), "GPU-1": Looked(Look(frozenset({8}), "", 615 * MIB, 40))}
+    with pytest.raises(Refusal, match="in use by pid 8"):
+        inspect_devices(backends, {}, "best_effort")
 
 
 def test_utilization_that_does_not_settle_is_somebodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "SETTLE_SECONDS", 0.1)
-    look = Look(frozenset(), "", 615 * MIB, 1)
-    assert Judge().before("GPU-0", lambda: look, [], lambda pid: True).exclusivity == "unverifiable"
+    monkeypatch.setattr(preflight, "SETTLE_SECONDS", 0.1)
+    with pytest.raises(Refusal, match="1 % utilization and the driver lists no process"):
+        inspect_devices({"GPU-0": Looked(busy(1))}, {}, "required")
 
 
 def test_a_process_exists_also_where_it_is_hidden_or_not_ours(monkeypatch: pytest.MonkeyPatch, stranger: int) -> None:
@@ -833,8 +871,7 @@ def test_what_nvml_lists_is_doubted_where_it_cannot_be_true(
     assert set(sample.own) == set(pids) & set(own)
 
 
-def test_utilization_that_nobody_explains_is_doubted(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "SETTLE_SECONDS", 0.0)
+def test_utilization_that_nobody_explains_is_doubted(library: Library) -> None:
     library.gpus[0].readings["UtilizationRates"].gpu = 5
     nvml = NvmlBackend(library)
     assert nvml.occupancy("GPU-0", ()).exclusivity == "unverifiable"

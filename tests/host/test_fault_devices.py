@@ -723,3 +723,50 @@ def test_a_layout_that_others_changed_takes_the_result_and_bars_nothing(gpu: Ben
     assert f"{GPU}: the layout changed from whole to mig:MIG-1,MIG-2" in end(attempt).evidence
     assert quarantined(gpu.leases, GPU) is None
     assert milliseconds("1") <= end(attempt).charge.debited_ms
+
+
+# Back to back.
+
+
+def test_of_two_attempts_back_to_back_both_are_exclusive(gpu: Bench, machine: Machine) -> None:
+    """What the first one's utilization leaves is waited for, and samples are taken meanwhile."""
+    machine.scenario(GPU, keeps_utilization_ms=1_000)
+    wanted = protocol(USE + "time.sleep(0.8)\nrecord()\n", exclusivity="required")
+    for attempt in (run(gpu, wanted), run(gpu, wanted)):
+        assert (end(attempt).outcome, end(attempt).exclusivity) == ("completed", "exclusive")
+        assert telemetry(attempt).observed_ms == telemetry(attempt).elapsed_ms
+
+
+def test_time_in_which_a_device_settles_is_observed_however_long(gpu: Bench, machine: Machine) -> None:
+    machine.scenario(GPU, sample=[{"utilization_percent": 30, "to_ms": 2_500}])
+    attempt = run(
+        gpu, protocol(QUICK, exclusivity="required"), "from capsule.host import preflight\npreflight.SETTLE_SECONDS = 6"
+    )
+    found = samples(gpu, attempt.id)
+    assert (end(attempt).outcome, end(attempt).exclusivity) == ("completed", "exclusive")
+    assert end(attempt).charge.debited_ms >= 2_000
+    left = f"{GPU} has 30 % utilization and the driver lists no process, which it had left before anything was started"
+    assert (found[0].words, found[0].utilization_percent) == (left, 30)
+
+
+def test_utilization_that_does_not_settle_labels_all_of_the_attempt(gpu: Bench, machine: Machine) -> None:
+    machine.scenario(GPU, sample=[{"utilization_percent": 30}])
+    attempt = run(gpu, protocol(QUICK), "from capsule.host import preflight\npreflight.SETTLE_SECONDS = 0.6")
+    assert (end(attempt).outcome, end(attempt).exclusivity) == ("completed", "unverifiable")
+    assert "had left" not in "".join(sample.words for sample in samples(gpu, attempt.id))
+
+
+def test_time_in_which_a_driver_says_what_a_trial_sees_is_observed(gpu: Bench, machine: Machine) -> None:
+    machine.scenario("*", delays={"visible": 2_000})
+    attempt = run(gpu, protocol(QUICK, exclusivity="required"))
+    assert (end(attempt).outcome, end(attempt).exclusivity) == ("completed", "exclusive")
+    assert end(attempt).charge.debited_ms >= 2_000
+
+
+def test_a_driver_that_is_slow_to_open_is_not_charged_and_one_that_hangs_refused(gpu: Bench, machine: Machine) -> None:
+    machine.scenario("*", delays={"devices": 700})
+    attempt = run(gpu, protocol(QUICK))
+    assert end(attempt).charge.debited_ms < 700
+    machine.scenario("*", delays={"devices": 60_000})
+    reason, words = refused(gpu, protocol(QUICK), "supervisor.DRIVER_SECONDS = 0.5")
+    assert (reason, words) == ("machine", "the driver did not answer within 0.5 s")

@@ -30,12 +30,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Whether a device is ours alone, the foreign processes on it, words on how that is known, and our processes."""
+    """Whether a device is ours alone, the foreign processes on it, words on how that is known, and our processes.
+
+    `settling` says that utilization alone is in doubt, as a process leaves it behind that has just ended.
+    """
 
     exclusivity: Exclusivity
     foreign: tuple[int, ...]
     words: str
     own: tuple[int, ...] = ()
+    settling: bool = False
 
 
 class Backend(Protocol):
@@ -59,10 +63,7 @@ class Backend(Protocol):
         """Measure the idle device."""
 
     def occupancy(self, uuid: str, own: Collection[int]) -> Occupancy:
-        """Look for processes on the device other than `own` and what descends from them.
-
-        May take a second or two, to tell what a process that has just ended left from what is there.
-        """
+        """Look for processes on the device other than `own` and what descends from them, with no idle baseline."""
 
     def unclean(self, uuid: str, baseline: Baseline) -> str | None:
         """Return words on how the device differs from its idle baseline, or None if it is back to it."""

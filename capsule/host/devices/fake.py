@@ -9,6 +9,7 @@ whose UUID is the folder's name. A trial "uses memory" by writing a number of by
                        pid namespace; 0 and 4294967295 are pids that the driver does not tell
     exclusivity        "unverifiable": no process is ever listed
     keeps_memory_ms    how long memory stays in use after the process that used it is gone
+    keeps_utilization_ms  how long utilization stays after it
     errors             {"baseline": "words"}: the call of that name fails
     delay_ms           how long every call takes
     delays             {"sample": 60000}: how long that call takes besides; `devices` and `visible` under `*`
@@ -66,7 +67,7 @@ class FakeBackend:
     def occupancy(self, uuid: str, own: Collection[int]) -> Occupancy:
         """Look for allocations and the scenario's processes that are not `own`."""
         scenario = self._begin(uuid, "occupancy")
-        return self._judge.before(uuid, lambda: self._look(uuid, scenario), own, self._exists(scenario))
+        return self._judge.sampled(uuid, lambda: self._look(uuid, scenario), own, None, self._exists(scenario))
 
     def unclean(self, uuid: str, baseline: Baseline) -> str | None:
         """Compare memory in use with the baseline."""
@@ -173,7 +174,7 @@ class FakeBackend:
         return lambda pid: items[pid] if pid in items else exists(pid)
 
     def _readings(self, uuid: str, scenario: dict[str, Any]) -> dict[str, Any]:
-        busy = any(_is_alive(path) for path in self._allocations(uuid))
+        busy = self._allocations(uuid, scenario.get("keeps_utilization_ms", 0))
         readings = {
             "memory_used_bytes": self._used(uuid, scenario),
             "utilization_percent": 50 if busy else 0,

@@ -109,7 +109,7 @@ class NvmlBackend:
     def occupancy(self, uuid: str, own: Collection[int]) -> Occupancy:
         """List compute, graphics and MPS processes, and doubt the list where memory or utilization says otherwise."""
         handle = self._handle(uuid)
-        return self._judge.before(uuid, lambda: self._look(uuid, handle, _Readings(self._ask)), own, exists)
+        return self._judge.sampled(uuid, lambda: self._look(uuid, handle, _Readings(self._ask)), own, None, exists)
 
     def unclean(self, uuid: str, baseline: Baseline) -> str | None:
         """Compare memory in use with the baseline, 64 MiB of jitter allowed."""

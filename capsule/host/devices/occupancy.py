@@ -22,9 +22,6 @@ UNKNOWN_PIDS = frozenset({0, 2**32 - 1})
 ECHO_SECONDS = 3.0
 """For so long after our process was last listed, memory and utilization without a process are what it left: the driver
 averages utilization over up to a second, and samples lie up to two seconds apart."""
-SETTLE_SECONDS = 1.5
-"""How long utilization alone may outlive a process that ended before we looked."""
-SETTLE_TURN_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -54,32 +51,13 @@ class Judge:
         idle_bytes: int | None,
         exists: Callable[[int], bool],
     ) -> Occupancy:
-        """Judge a device during an attempt or just after it; a doubt is looked at twice."""
+        """Judge a device, where `idle_bytes` is None without its idle baseline; a doubt is looked at twice."""
         found = self._judge(uuid, look(), own, idle_bytes, exists)
         if found.exclusivity == "unverifiable":
             found = self._judge(uuid, look(), own, idle_bytes, exists)
         if found.own:
             self._own_seen[uuid] = time.monotonic()
         return found
-
-    def before(
-        self, uuid: str, look: Callable[[], Look], own: Collection[int], exists: Callable[[int], bool]
-    ) -> Occupancy:
-        """Judge a device before an attempt, with no idle baseline; utilization alone is given time to settle."""
-        until = time.monotonic() + SETTLE_SECONDS
-        seen: list[Look] = []
-
-        def noted() -> Look:
-            seen.append(look())
-            return seen[-1]
-
-        while True:
-            found = self.sampled(uuid, noted, own, None, exists)
-            last = seen[-1]
-            idle = last.listed == frozenset() and not _is_filled(last.used_bytes, None)
-            if found.exclusivity != "unverifiable" or not idle or time.monotonic() > until:
-                return found
-            time.sleep(SETTLE_TURN_SECONDS)
 
     def _judge(
         self, uuid: str, look: Look, own: Collection[int], idle_bytes: int | None, exists: Callable[[int], bool]
@@ -105,7 +83,8 @@ class Judge:
         if time.monotonic() - self._own_seen.get(uuid, float("-inf")) < ECHO_SECONDS:
             words = f"{uuid}: no process listed, {use} from the attempt's own, which was listed just before"
             return Occupancy("exclusive", (), words)
-        return Occupancy("unverifiable", (), f"{uuid} has {use} and the driver lists no process")
+        words = f"{uuid} has {use} and the driver lists no process"
+        return Occupancy("unverifiable", (), words, settling=not _is_filled(look.used_bytes, idle_bytes))
 
 
 def exists(pid: int) -> bool:
