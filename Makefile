@@ -15,7 +15,7 @@ DEMO := build/demo
 PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu lint types check bench clean
+.PHONY: help install demo test test-gpu test-slurm lint types check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
@@ -47,6 +47,10 @@ test: $(INSTALLED) ## run the tests
 
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA device
 	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/gpu
+
+test-slurm: $(INSTALLED) ## run the tests that need a Slurm: installs Debian's and starts one (root)
+	tests/slurm/setup
+	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/slurm
 
 lint: $(INSTALLED) ## check style
 	$(BIN)/ruff check .
