@@ -18,7 +18,7 @@ TABLE = "9-TABLE"
 
 NAME_PATTERNS = (
     r"0-header\.json",
-    r"1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json(\.sig|\.tsr)?|protocol\.toml|sources(-[0-9a-f]{40,64})?\.jsonl)",
+    r"1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json((\.[2-9])?\.sig|\.tsr)?|protocol\.toml|sources(-[0-9a-f]{40,64})?\.jsonl)",
     r"2-ledger\.(head\.json|jsonl)",
     r"3-attempts/a[0-9]{6}/(environment\.json|journal\.jsonl|provenance\.jsonl|redactions\.jsonl|stderr|stdout|telemetry\.jsonl)",
     r"4-records/(rows|telemetry)\.parquet",

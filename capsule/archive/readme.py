@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from capsule.core.manifest import Manifest
+from capsule.core.rests import GROUNDS
 
 _VERIFY = """\
 # How to check this capsule
@@ -17,7 +20,7 @@ With the tool:
     capsule verify FILE --against {identity}
     capsule replay FILE
 
-Without it, with zstd, tar, sha256sum and python3:
+Without it, with zstd, tar and sha256sum:
 
     mkdir checked
     zstd -dc FILE | tar -x -C checked
@@ -33,25 +36,59 @@ The capsule's identity is the SHA-256 of the text `capsule-archive/0`, a newline
 
     (printf 'capsule-archive/0\\n'; grep '^\\["[0-9]-' 9-TABLE) | sha256sum
 
-## What this proves, and what it does not
+## Who signed it, and when the promise existed
 
-Digests inside one file show that its parts belong together. They do not show who made it or when: whoever can rebuild
-everything can rebuild the digests too. Compare the manifest's digest with one that was published before the results
-were known, and the capsule's identity with one published elsewhere. Times come from the clock of the machine that ran.
+SIGNERS is a file of the keys that you trust (ALLOWED SIGNERS in ssh-keygen(1)), WHO one of its names, CA a file with
+the certificate of a timestamp authority that you trust. Revocation is not looked at.
+
+{signed}
+A signature of the capsule itself is a file beside it, `FILE.sig`, and signs the capsule's identity:
+
+    (printf 'capsule-archive/0\\n'; grep '^\\["[0-9]-' 9-TABLE) | sha256sum | sed 's/ .*//; s/^/sha256:/' \\
+        | ssh-keygen -Y verify -f SIGNERS -I WHO -n capsule-archive -s FILE.sig
+
+## What proves what
+
+{grounds}"""
+
+_SIGNATURE = """\
+A signature of manifest {number}:
+
+    ssh-keygen -Y verify -f SIGNERS -I WHO -n capsule-manifest -s {folder}/{name} < {folder}/manifest.json
+
+"""
+_TOKEN = """\
+The timestamp of manifest {number}; the first command prints its time:
+
+    openssl ts -reply -in {folder}/{name} -text
+    openssl ts -verify -in {folder}/{name} -data {folder}/manifest.json -CAfile CA
+
 """
 
 
-def verify_text(manifest: Manifest, generation: int) -> bytes:
-    """Return VERIFY.md for the capsule of this manifest, number `generation` of its chain."""
+def verify_text(manifest: Manifest, generations: Sequence[Mapping[str, bytes]]) -> bytes:
+    """Return VERIFY.md for the capsule of this manifest, the last of a chain whose files are given."""
     identity = manifest.identity
     text = _VERIFY.format(
         name=manifest.protocol.name,
         title="".join(c if c.isprintable() else " " for c in manifest.protocol.title),
         identity=identity,
         hex=identity.removeprefix("sha256:"),
-        generation=generation,
+        generation=len(generations),
+        signed="".join(_signed(generations)) or "No manifest of this capsule is signed or has a timestamp.\n",
+        grounds="".join(
+            f"- **{item.ground}**. {item.proves} It does not prove: {item.does_not_prove}\n" for item in GROUNDS
+        ),
     )
     return text.encode()
+
+
+def _signed(generations: Sequence[Mapping[str, bytes]]) -> Iterator[str]:
+    for number, files in enumerate(generations, start=1):
+        for name in sorted(files):
+            if re.fullmatch(r"manifest\.json(\.[2-9])?\.sig|manifest\.json\.tsr", name):
+                template = _TOKEN if name.endswith(".tsr") else _SIGNATURE
+                yield template.format(number=number, name=name, folder=f"1-manifest/{number:03d}")
 
 
 def citation(manifest: Manifest) -> bytes:

@@ -204,8 +204,21 @@ def verify(
         list[str] | None, typer.Option("--against", metavar="DIGEST", help="An identity published elsewhere.")
     ] = None,
     require_signature: Annotated[
-        bool, typer.Option("--require-signature", help="An unsigned capsule is incomplete.")
-    ] = False,
+        Path | None,
+        typer.Option(
+            "--require-signature", metavar="SIGNERS", help="Allowed signers; unsigned by one of them is incomplete."
+        ),
+    ] = None,
+    signature_of: Annotated[
+        str, typer.Option("--signature-of", help="What they must have signed: any, capsule, manifest or both.")
+    ] = "any",
+    signature: Annotated[
+        list[Path] | None,
+        typer.Option("--signature", metavar="SIG", help="A signature of the capsule; default: FILE.sig beside it."),
+    ] = None,
+    tsa_ca: Annotated[
+        Path | None, typer.Option("--tsa-ca", metavar="PEM", help="A timestamp authority; no token of it: incomplete.")
+    ] = None,
     fail_on_outcome: Annotated[
         bool, typer.Option("--fail-on-outcome", help="Exit 1 unless every hypothesis is supported.")
     ] = False,
@@ -213,18 +226,70 @@ def verify(
 ) -> None:
     """Check a capsule, hostile or honest.
 
-    Every check by name; integrity and outcome are two answers. Never executes, never extracts.
+    Every check by name; integrity and outcome are two answers. Never executes, never extracts. A manifest's signature
+    vouches for the promise only: ask for the capsule's with --signature-of capsule.
     """
     import sys
 
     from capsule.cli import words
+    from capsule.steps.trust import trust
     from capsule.steps.verify import open_capsule
     from capsule.steps.verify import verify as step
 
+    brought = trust(
+        None if file == "-" else Path(file),
+        signers=require_signature,
+        signature_of=signature_of,
+        signatures=signature or (),
+        authority=tsa_ca,
+    )
     with sys.stdin.buffer if file == "-" else open_capsule(Path(file)) as stream:
-        verdict = step(stream, against=against or (), signature_required=require_signature)
+        verdict = step(stream, against=against or (), trust=brought)
     words.emit(json_, *words.verdict(verdict))
     raise typer.Exit(words.verdict_exit_code(verdict, fail_on_outcome))
+
+
+@app.command(epilog="Example: capsule sign protocols/0001-speed.toml --key ~/.ssh/id_ed25519")
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="PROTOCOL|FILE", help="A frozen protocol, or a capsule.")],
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="An SSH key, or the public key of one in the agent; default: your usual one."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Vouch for a frozen manifest or a capsule.
+
+    Signs through ssh-keygen. A manifest's signature lies beside it and is packed; a capsule's is FILE.sig. Others may
+    add theirs.
+    """
+    from capsule.cli import signed, words
+    from capsule.steps.sign import sign as step
+
+    words.emit(json_, *signed.signed(step(file, key)))
+
+
+@app.command(epilog="Example: capsule timestamp protocols/0001-speed.toml --url https://freetsa.org/tsr")
+def timestamp(
+    protocol: ProtocolFile,
+    url: Annotated[str | None, typer.Option("--url", help="Ask this authority (RFC 3161) over the network.")] = None,
+    query: Annotated[
+        Path | None, typer.Option("--query", metavar="OUT", help="Write the query, to be sent by other means.")
+    ] = None,
+    token: Annotated[
+        Path | None, typer.Option("--token", metavar="REPLY", help="Take an authority's reply from a file.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Let an authority say when a manifest existed.
+
+    The token lies beside the manifest and is packed. Stamp before the first attempt. Only --url uses the network, and
+    sends nothing but the manifest's digest.
+    """
+    from capsule.cli import signed, words
+    from capsule.steps.timestamp import timestamp as step
+
+    words.emit(json_, *signed.stamped(step(protocol, url=url, query=query, token=token)))
 
 
 @app.command(epilog="Example: capsule replay speed.capsule --execute --limit 4")

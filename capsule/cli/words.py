@@ -118,6 +118,8 @@ def packed(result: Packed) -> Said:
 
 def verdict(result: Verdict) -> Said:
     """Say what verifying found, check by check."""
+    from capsule.cli import signed
+
     moods = {"passed": "good", "failed": "bad", "not_checked": "doubt"}
     width = max(len(check.name) for check in result.checks)
     lines = []
@@ -125,14 +127,16 @@ def verdict(result: Verdict) -> Said:
         status_word = paint(check.status.replace("_", " ").ljust(11), moods[check.status])
         lines.append(f"{check.id}  {check.name.ljust(width)}  {status_word}  {safe(check.words)}".rstrip())
         lines += [f"      - {safe(finding)}" for finding in check.findings]
-    lines += ["", *_answers(result)]
+    lines += [*signed.order(result.order), *signed.rests_on(result), "", *_answers(result)]
     return result.to_json(), "\n".join(lines)
 
 
 def _answers(result: Verdict) -> list[str]:
+    from capsule.cli import signed
+
     mood = {"intact": "good", "incomplete": "doubt", "broken": "bad"}[result.integrity]
     lines = [
-        f"integrity: {paint(result.integrity, mood)}{'' if result.signed else ', unsigned'}",
+        f"integrity: {paint(result.integrity, mood)}, {signed.signatures(result)}",
         f"outcome:   {result.outcome}",
     ]
     if result.amended:

@@ -27,6 +27,7 @@ from capsule.core.progress import final_rows, outcome_of, processes
 from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive
 from capsule.core.schema import key_path
+from capsule.core.signature_checks import check_signature, check_timestamp
 from capsule.core.table import table_rows
 from capsule.core.telemetry_checks import check_telemetry
 from capsule.core.toml import read_protocol
@@ -162,21 +163,6 @@ def check_against(reading: Reading) -> Checking:
         if digest not in known:
             yield f"expected {digest}, found {', '.join(known) or 'nothing that could be read'}"
     return ", ".join(f"{digest} is {known[digest]}" for digest in reading.against if digest in known)
-
-
-def check_signature(reading: Reading) -> Checking:
-    """V-08: a demanded signature is there. Absent signatures are named and take nothing away."""
-    signed = any("manifest.json.sig" in files for files in reading.evidence.generations.values())
-    words = "the manifest is signed; this version checks no signatures" if signed else "unsigned"
-    yield from ()
-    raise NotChecked(words, required=reading.signature_required)
-
-
-def check_timestamp(reading: Reading) -> Checking:
-    """V-09: a timestamp token is named."""
-    stamped = any("manifest.json.tsr" in files for files in reading.evidence.generations.values())
-    yield from ()
-    raise NotChecked("a token is there; this version checks none" if stamped else "not timestamped", required=False)
 
 
 def check_sources(reading: Reading) -> Checking:

@@ -12,6 +12,7 @@ from capsule.core.manifest import FileDigest, Manifest, SourceEntry
 from capsule.core.plan import Cell
 from capsule.core.record import Journal
 from capsule.core.results import Results
+from capsule.core.signing import SignatureFound, TokenFound, Trust
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Reading:
 
     evidence: Evidence
     against: tuple[str, ...] = ()
-    signature_required: bool = False
+    trust: Trust = field(default_factory=Trust)
     manifests: list[Manifest] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     sources: dict[str | None, list[SourceEntry]] = field(default_factory=dict)
@@ -54,6 +55,9 @@ class Reading:
     account: Account = field(default_factory=Account)
     journals: dict[str, Journal] = field(default_factory=dict)
     results: Results | None = None
+    signatures: list[SignatureFound] = field(default_factory=list)
+    tokens: list[TokenFound] = field(default_factory=list)
+    token_faults: list[str] = field(default_factory=list)
 
     @property
     def manifest(self) -> Manifest | None:

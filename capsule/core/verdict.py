@@ -10,8 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from capsule.core.order import Claim
+from capsule.core.rests import Ground
 from capsule.core.results import HypothesisResult
 from capsule.core.schema import Model
+from capsule.core.signing import SignatureFound, TokenFound
 
 Integrity = Literal["broken", "incomplete", "intact"]
 OutcomeAnswer = Literal["supported", "refuted", "inconclusive", "withheld"]
@@ -66,6 +69,10 @@ class Verdict(Model):
     signed: bool
     amended: str
     checks: tuple[Check, ...]
+    signatures: tuple[SignatureFound, ...]
+    tokens: tuple[TokenFound, ...]
+    order: tuple[Claim, ...]
+    rests_on: tuple[Ground, ...]
     hypotheses: tuple[HypothesisResult, ...]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from capsule.archive.layout import is_allowed
 from capsule.archive.model import Sealed
 from capsule.archive.readme import citation, verify_text
 from capsule.archive.tables import write_table
@@ -19,8 +20,9 @@ from capsule.core.digest import hex_of
 from capsule.core.errors import BrokenError, IncompleteError, MachineError, RefusedError, UsageError
 from capsule.core.progress import final_rows
 from capsule.core.results import Results, derive
+from capsule.core.signing import Trust
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows, telemetry_rows
-from capsule.host import store
+from capsule.host import ssh, store
 from capsule.host.durable import read_regular
 from capsule.host.workspace import STATE, Workspace, find_workspace
 from capsule.steps.standing import Standing, standing
@@ -86,7 +88,7 @@ def pack(
     except OSError as error:
         raise MachineError(f"cannot read what goes into the capsule: {error}") from error
     with open_capsule(path) as stream:
-        verdict = verify(stream)
+        verdict = verify(stream, trust=Trust(check_signature=ssh.checker(None)))
     if verdict.integrity != "intact":
         failed = [check for check in verdict.checks if check.status == "failed"]
         found = [f"{check.id} {check.name}: {(*check.findings, check.words)[0]}" for check in failed]
@@ -143,7 +145,8 @@ def plan(workspace: Workspace) -> tuple[list[Item], Results]:
     items += _sources(workspace, now)
     items.append(_bytes("7-results/results.json", results.to_bytes()))
     items.append(_bytes("8-README/CITATION.cff", citation(manifest)))
-    items.append(_bytes("8-README/VERIFY.md", verify_text(manifest, len(now.generations))))
+    chain_files = [generation.files for generation in now.generations]
+    items.append(_bytes("8-README/VERIFY.md", verify_text(manifest, chain_files)))
     return items, results
 
 
@@ -154,7 +157,9 @@ def _bytes(name: str, data: bytes) -> Item:
 def _manifests(now: Standing) -> Iterator[Item]:
     for generation in now.generations:
         for name, data in sorted(generation.files.items()):
-            yield _bytes(f"1-manifest/{generation.number:03d}/{name}", data)
+            member = f"1-manifest/{generation.number:03d}/{name}"
+            if is_allowed(member):
+                yield _bytes(member, data)
 
 
 def _ledger(now: Standing) -> Iterator[Item]:

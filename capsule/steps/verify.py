@@ -19,6 +19,7 @@ from capsule.core.errors import CapsuleError, MachineError, MalformedError, Usag
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import FileDigest, Manifest
+from capsule.core.signing import Trust
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns
 from capsule.core.verdict import Verdict
 
@@ -35,8 +36,8 @@ OF_ATTEMPTS = {"journal.jsonl": "journals", "provenance.jsonl": "provenance", "t
 """Files of an attempt that the checks read, and where the evidence keeps them."""
 
 
-def verify(stream: BinaryIO, *, against: Sequence[str] = (), signature_required: bool = False) -> Verdict:
-    """Verify the capsule that `stream` gives and return the verdict.
+def verify(stream: BinaryIO, *, against: Sequence[str] = (), trust: Trust | None = None) -> Verdict:
+    """Verify the capsule that `stream` gives and return the verdict; `trust` is what `capsule.steps.trust` makes.
 
     Raises:
         UsageError: an expected identity is not a digest.
@@ -45,7 +46,7 @@ def verify(stream: BinaryIO, *, against: Sequence[str] = (), signature_required:
     for digest in against:
         if not is_digest(digest):
             raise UsageError(f"expected a digest `sha256:` and 64 hexadecimal digits, found {digest[:80]!r}")
-    return judge(collect(stream), against=against, signature_required=signature_required)
+    return judge(collect(stream), against=against, trust=trust)
 
 
 def open_capsule(path: Path) -> BinaryIO:

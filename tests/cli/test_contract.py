@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.study import make_study
 
 COMMANDS = (
     "init", "freeze", "amend", "run", "status", "ledger", "reconcile", "pack", "verify", "replay", "report", "show",
-    "extract", "schema", "doctor", "clean", "completion",
+    "extract", "schema", "doctor", "clean", "completion", "sign", "timestamp",
 )  # fmt: skip
 
 
@@ -51,7 +52,22 @@ def arguments_of(command: str, protocol: Path, tmp_path: Path) -> list[str | Pat
         "schema": ["protocol"],
         "doctor": [],
         "completion": ["bash"],
+        "sign": [copied(file, tmp_path), "--key", made_key(tmp_path)],
+        "timestamp": [protocol, "--query", tmp_path / "query.tsq"],
     }.get(command, [protocol])
+
+
+def copied(file: Path, folder: Path) -> Path:
+    """A capsule of its own, beside which a signature may be written; the path alone where there is none."""
+    return Path(shutil.copy(file, folder / file.name)) if file.exists() else file
+
+
+def made_key(folder: Path) -> Path:
+    """A key of its own to sign with."""
+    key = folder / "key"
+    if not key.exists():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    return key
 
 
 def test_every_command_is_listed(capsule: Capsule) -> None:

@@ -33,6 +33,7 @@ from capsule.core.digest import digest_of
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import FileDigest, SourceEntry, sources_bytes
+from capsule.core.signing import Trust
 from capsule.core.verdict import CHECKS, Check, Verdict, integrity_of
 
 HONEST = {ratio: honest(ratio).evidence() for ratio in (2.0, 0.5)}
@@ -254,16 +255,15 @@ def test_what_is_expected_must_be_there() -> None:
 
 
 def test_a_demanded_signature_is_required() -> None:
-    """V-08 V-09: signature and token are named; one that was demanded and cannot be checked leaves it incomplete."""
-    assert judge(copy()).integrity == "intact"
-    verdict = judge(copy(), signature_required=True)
-    assert (verdict.integrity, verdict.outcome, verdict.checks[7].words) == ("incomplete", "withheld", "unsigned")
+    """V-08 V-09: unsigned takes nothing away; a signature that was demanded and is not there leaves it incomplete."""
+    verdict = judge(copy())
+    assert (verdict.integrity, verdict.signed, verdict.checks[7].words) == ("intact", False, "unsigned")
+    verdict = judge(copy(), trust=Trust(demand="any"))
+    assert (verdict.integrity, verdict.outcome) == ("incomplete", "withheld")
+    assert verdict.checks[7].words.endswith("found: unsigned")
     signed = copy()
     signed.generations[1].update({"manifest.json.sig": b"x", "manifest.json.tsr": b"y"})
-    verdict = judge(sealed(signed))
-    assert (verdict.integrity, verdict.signed) == ("intact", True)
-    assert "this version checks no signatures" in verdict.checks[7].words
-    assert "a token is there" in verdict.checks[8].words
+    assert statuses(judge(sealed(signed))) == {"V-08": "failed", "V-09": "failed"}
 
 
 def test_a_chain_of_manifests_cannot_be_cut_or_joined() -> None:

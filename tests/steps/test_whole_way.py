@@ -112,7 +112,9 @@ def test_against_another_identity_is_broken(capsule: Capsule, protocol: Path) ->
     assert capsule("verify", file, "--against", verified["manifest"], "--against", verified["capsule"]).code == 0
     assert capsule("verify", file, "--against", "sha256:" + "0" * 64).code == 1
     assert capsule("verify", file, "--against", "nonsense").code == 2
-    assert capsule("verify", file, "--require-signature").code == 3
+    signers = protocol.parent / "signers"
+    signers.write_text("me@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBrGbtTQ2n7ooWHGRlH1mjHK2LPvlIYq0ydqX2PuQMBt\n")
+    assert capsule("verify", file, "--require-signature", signers).code == 3
 
 
 def test_a_refuted_hypothesis_is_a_success_of_the_tool(capsule: Capsule, tmp_path: Path) -> None:
