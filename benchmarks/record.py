@@ -1,9 +1,10 @@
 """What recording and supervising cost: one `record` call, one ledger append, and one attempt beside its bare command.
 
-    python benchmarks/record.py [--pairs N]
+    python benchmarks/record.py [--pairs N] [--watch SECONDS] [--device UUID]
 
 Attempts and bare commands alternate, so that a machine that warms up or is shared favours neither; the differences are
-within pairs, and medians are printed with the middle half of the pairs. Needs Linux; run by hand on a quiet machine.
+within pairs, and medians are printed with the middle half of the pairs. While a long trial sleeps, the processor time
+of supervisor, watchdog and sampler is read. Needs Linux; run by hand on a quiet machine.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from capsule import guest
-from capsule.core.attempt import Heartbeat, Intent, ManifestAdopted, Opened, Reserved, Settled, Spawned
+from capsule.core.attempt import Heartbeat, Intent, ManifestAdopted, Opened, Reserved, Settled, Spawned, Unit
 from capsule.core.plan import enumerate_cells
 from capsule.core.progress import processes
 from capsule.core.protocol import Protocol, reserved_ms
 from capsule.host import launch
 from capsule.host.clock import read_clock
 from capsule.host.ledger import Ledger
+from capsule.host.process import descendants
 from capsule.host.reservation import reserve
+from capsule.host.traces import read_traces
 
 MANIFEST = "sha256:" + "0" * 64
 COMMAND = [sys.executable, "-S", "-E", "-c", "pass"]
@@ -50,7 +53,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--watch", type=int, default=30, help="seconds of a trial that does nothing")
+    parser.add_argument("--device", default="CPU-0", help="the device of that trial")
+    arguments = parser.parse_args()
+    pairs = arguments.pairs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         show("record(x=…), one row", "µs", [seconds * 1e6 for seconds in record_calls(folder)])
@@ -62,6 +68,8 @@ def main() -> None:
         show("  more than the bare command", "ms", [a - b for a, b in zip(whole, bare, strict=True)])
         show("  charged, lease to release", "ms", charged)
         show("  charged beyond the bare command", "ms", [a - b for a, b in zip(charged, bare, strict=True)])
+        for who, share in watching(folder, arguments.watch, arguments.device).items():
+            print(f"{who + ' while a trial sleeps':36} {100 * share:9.3f} % of one core")
 
 
 def show(what: str, unit: str, values: Sequence[float]) -> None:
@@ -111,10 +119,11 @@ def opened(folder: Path) -> Ledger:
     return ledger
 
 
-def asked(protocol: Protocol) -> Reserved:
+def asked(protocol: Protocol, device: str = "CPU-0") -> Reserved:
     """Return the reservation of one attempt."""
+    unit: Unit = "cpu" if device == "CPU-0" else "gpu"
     return Reserved(
-        manifest=MANIFEST, process=0, pilot=False, from_frozen=False, unit="cpu", devices=("CPU-0",),
+        manifest=MANIFEST, process=0, pilot=False, from_frozen=False, unit=unit, devices=(device,),
         reserved_ms=reserved_ms(protocol.budget),
     )  # fmt: skip
 
@@ -129,9 +138,10 @@ def appends(folder: Path) -> list[float]:
     return timed(lambda: ledger.append("heartbeat", attempt, Heartbeat(elapsed_ms=1), read_clock()), 300)
 
 
-def protocol() -> Protocol:
+def protocol(command: Sequence[str] = COMMAND) -> Protocol:
     """Return the protocol of one trivial command."""
-    return Protocol.model_validate_json(json.dumps(PROTOCOL))
+    arms = [{"name": "only", "command": list(command)}]
+    return Protocol.model_validate_json(json.dumps(PROTOCOL | {"arms": arms}))
 
 
 def attempts(folder: Path, pairs: int) -> tuple[list[float], list[float], list[float]]:
@@ -151,10 +161,40 @@ def attempts(folder: Path, pairs: int) -> tuple[list[float], list[float], list[f
 
 def attempt(ledger: Ledger, folder: Path) -> str:
     """Run one whole attempt."""
-    of = protocol()
-    reservation = reserve(ledger, asked(of), budget_ms=10**12, attempts_max=10**6)
+    supervision = started(ledger, folder, protocol(), "CPU-0")
+    assert supervision.wait(60) == launch.SETTLED
+    return supervision.attempt
+
+
+def watching(folder: Path, seconds: int, device: str) -> dict[str, float]:
+    """Return the share of one core that each process takes which looks after a sleeping trial, its start left out."""
+    ledger = opened(folder / "watching")
+    supervision = started(ledger, folder, protocol(["sleep", str(seconds)]), device)
+    time.sleep(5)
+    whereabouts = read_traces(folder / "attempts" / supervision.attempt).whereabouts
+    assert whereabouts is not None
+    assert whereabouts.watchdog is not None
+    watchdog = whereabouts.watchdog.pid
+    (sampler,) = {item.pid for item in descendants(supervision.pid) if item.parent == supervision.pid} - {watchdog}
+    pids = {"supervisor": supervision.pid, "watchdog": watchdog, "sampler": sampler}
+    before = {who: processor_seconds(pid) for who, pid in pids.items()}
+    time.sleep(seconds - 8)
+    shares = {who: (processor_seconds(pid) - before[who]) / (seconds - 8) for who, pid in pids.items()}
+    assert supervision.wait(60) == launch.SETTLED
+    return shares | {"together": sum(shares.values())}
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def started(ledger: Ledger, folder: Path, of: Protocol, device: str) -> launch.Supervision:
+    """Start one attempt."""
+    reservation = reserve(ledger, asked(of, device), budget_ms=10**12, attempts_max=10**6)
     attempt_dir = folder / "attempts" / reservation.attempt
-    attempt_dir.mkdir()
+    attempt_dir.mkdir(parents=True, exist_ok=True)
     order = launch.compose(
         of,
         processes(enumerate_cells(of))[0],
@@ -166,8 +206,7 @@ def attempt(ledger: Ledger, folder: Path) -> str:
         source_roots={"only": folder},
         snapshot=MANIFEST,
     )
-    assert launch.start(order).wait(60) == launch.SETTLED
-    return reservation.attempt
+    return launch.start(order)
 
 
 if __name__ == "__main__":
