@@ -370,6 +370,36 @@ def diff(
     raise typer.Exit(0 if compared.equal else 1)
 
 
+@app.command(
+    epilog="Example: capsule export speed.capsule --as ro-crate --output crate; a signed statement: "
+    "capsule export speed.capsule --as in-toto --key key.pem --output speed.intoto.json"
+)
+def export(
+    file: CapsuleFile,
+    form: Annotated[str, typer.Option("--as", metavar="FORM", help="bagit, ro-crate, in-toto or mlflow.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR|FILE", help="A new folder; for in-toto a new file.")
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Export a capsule that is not intact; what is written says so.")
+    ] = False,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="PEM", help="For in-toto: sign with this Ed25519 or P-256 key, by openssl."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Write a verified capsule in a form of others.
+
+    BagIt and RO-Crate hold all members; in-toto is a statement of the verdict, in a DSSE envelope with --key; mlflow is
+    a folder that MLflow reads. The same capsule gives the same bytes.
+    """
+    from capsule.cli import exchange, words
+    from capsule.steps.export import export as step
+
+    words.emit(json_, *exchange.exported(step(file, form, output, force=force, key=key)))
+
+
 @app.command(epilog="Example: capsule show speed.capsule 7-results/results.json")
 def show(
     file: CapsuleFile,

@@ -10,6 +10,7 @@ from capsule.cli.words import Said, columns, paint, safe
 
 if TYPE_CHECKING:
     from capsule.steps.diff import Diff, Section, Side
+    from capsule.steps.export import Exported
 
 VALUE_CHARACTERS = 72
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
@@ -41,6 +42,26 @@ def compared(result: Diff) -> Said:
         lines += _section(section)
     answer = paint("equal", "good") if result.equal else paint("different", "doubt")
     return value, "\n".join([*lines, "", answer])
+
+
+def exported(result: Exported) -> Said:
+    """Say what was exported."""
+    verdict = result.verdict
+    value = {
+        "form": result.form,
+        "output": str(result.output),
+        "files": result.files,
+        "capsule": verdict.capsule,
+        "integrity": verdict.integrity,
+        "signed_by": result.signed_by,
+    }
+    what = "1 file" if result.files == 1 else f"{result.files} files"
+    lines = [f"wrote {what} as {result.form}: {result.output}"]
+    if verdict.integrity != "intact":
+        lines.append(paint(f"the capsule is {verdict.integrity}; what was written says so", "bad"))
+    if result.form == "in-toto":
+        lines.append(f"signed by {result.signed_by}" if result.signed_by else "unsigned: a bare statement; see --key")
+    return value, "\n".join(lines)
 
 
 def _side(side: Side) -> dict[str, Any]:
