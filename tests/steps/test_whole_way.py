@@ -113,7 +113,9 @@ def test_against_another_identity_is_broken(capsule: Capsule, protocol: Path) ->
     assert capsule("verify", file, "--against", "sha256:" + "0" * 64).code == 1
     assert capsule("verify", file, "--against", "nonsense").code == 2
     signers = protocol.parent / "signers"
-    signers.write_text("me@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBrGbtTQ2n7ooWHGRlH1mjHK2LPvlIYq0ydqX2PuQMBt\n")
+    signers.write_text(
+        "me@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBrGbtTQ2n7ooWHGRlH1mjHK2LPvlIYq0ydqX2PuQMBt\n"
+    )
     assert capsule("verify", file, "--require-signature", signers).code == 3
 
 
