@@ -50,7 +50,7 @@ def judge(evidence: Evidence, *, against: Sequence[str] = (), trust: Trust | Non
 
 
 def _with_lateness(check: Check, order: Sequence[Claim]) -> Check:
-    """Add to V-09 what only the ledger shows: that a token is later than the first attempt (S-11)."""
+    """Add to V-09 what only the ledger shows: that a token is later than the first attempt (S-12)."""
     late = [claim for claim in order if claim.late]
     if check.id != "V-09" or not late:
         return check
