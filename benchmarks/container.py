@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import resource
 import statistics
@@ -48,18 +49,21 @@ def generate(folder: Path, size: int) -> None:
         (folder / "5-sources" / hashlib.sha256(content).hexdigest()).write_bytes(content)
 
 
-def pieces(path: Path) -> Iterator[bytes]:
+def pieces(name: str) -> Iterator[bytes]:
     """Yield a file in blocks."""
-    with path.open("rb", buffering=0) as stream:
+    with open(name, "rb", buffering=0) as stream:  # noqa: PTH123
         while data := stream.read(CHUNK_SIZE):
             yield data
 
 
 def pack(tree: Path, target: Path, *, self_check: bool) -> None:
     """Pack the tree."""
+    # Without `Path`: the walk is part of what is timed, and the rival's is fast.
+    names = sorted(f"{folder}/{name}" for folder, _, files in os.walk(tree) for name in files)
+    start = len(str(tree)) + 1
     with CapsuleWriter(target, self_check=self_check) as writer:
-        for path in sorted(path for path in tree.rglob("*") if path.is_file()):
-            writer.add(path.relative_to(tree).as_posix(), path.stat().st_size, pieces(path))
+        for name in names:
+            writer.add(name[start:], os.stat(name).st_size, pieces(name))  # noqa: PTH116
         writer.close()
 
 

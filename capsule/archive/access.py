@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from capsule.archive import index, layout, tar
 from capsule.archive.frames import decompress, measure
-from capsule.archive.members import lines_of
+from capsule.archive.members import content_of
 from capsule.archive.model import ContainerError, fault
 from capsule.archive.source import Source
 from capsule.core.errors import IncompleteError
 
 MEMBER_SIZE_MAX = 1 << 28
+_SIZE = re.compile(rb'",(0|[1-9][0-9]{0,15}),"')
 
 
 def open_member(path: Path | str, name: str, *, size_max: int = MEMBER_SIZE_MAX) -> bytes:
@@ -31,7 +33,7 @@ def open_member(path: Path | str, name: str, *, size_max: int = MEMBER_SIZE_MAX)
     """
     with Path(path).open("rb") as stream:
         entries, found = _read_index(stream)
-        raw_offset, size, digest_hex = _find(lines_of(_table_frames(stream, found)), name)
+        raw_offset, size, digest_hex = _find(_blocks(content_of(_table_frames(stream, found))), name)
         if size > size_max:
             raise fault("C-19", 0, f"expected at most {size_max} bytes, found {size}", name)
         start = raw_offset + tar.header_size(size)
@@ -77,20 +79,42 @@ def _table_frames(stream: BinaryIO, found: index.Index) -> Iterator[bytes]:
         raise fault("C-21", found.table_offset, "expected the table that the index names, found other bytes")
 
 
-def _find(lines: Iterator[bytes], name: str) -> tuple[int, int, str]:
-    """Return raw offset, size and digest of a member; goes through all lines, so that the table's digest is checked."""
+def _blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a table in blocks of whole lines."""
+    rest = b""
+    for piece in pieces:
+        whole, newline, rest = (rest + piece).rpartition(b"\n")
+        if len(rest) > layout.LINE_SIZE_MAX:
+            raise fault("C-21", 0, "expected a table of lines, found a line that is too long", layout.TABLE)
+        yield whole + newline
+
+
+def _find(blocks: Iterator[bytes], name: str) -> tuple[int, int, str]:
+    """Return raw offset, size and digest of a member; goes through all blocks, so that the table's digest is checked.
+
+    Lines before are only looked at for their sizes: were one not canonical, no header would be where they lead.
+    """
+    start = b'\n["%b",' % name.encode("ascii", "replace")
     raw_offset = 0
     result: tuple[int, int, str] | None = None
-    for line in lines:
-        member = layout.parse_member_line(line)
-        if member is None or result is not None:
+    for block in blocks:
+        if result is not None:
             continue
-        if member[0] == name:
+        at = (b"\n" + block).find(start) if layout.is_allowed(name) else -1
+        member = layout.parse_member_line(block[at : block.index(b"\n", at) + 1]) if at >= 0 else None
+        raw_offset += _raw_size(block[:at] if member else block)
+        if member:
             result = raw_offset, member[1], member[2]
-        raw_offset += tar.header_size(member[1]) + member[1] + tar.padding_size(member[1])
     if result is None:
         raise IncompleteError(f"expected a member {name!r}, found none of that name")
     return result
+
+
+def _raw_size(lines: bytes) -> int:
+    """Return how many bytes of the tar the members of these lines take."""
+    sizes = [*map(int, _SIZE.findall(lines))]
+    extended = sum(size > tar.USTAR_SIZE_MAX for size in sizes)
+    return (sum([size + 2 * tar.BLOCK - 1 >> 9 for size in sizes]) + 2 * extended) * tar.BLOCK
 
 
 def _read_raw(stream: BinaryIO, entries: list[tuple[int, int]], start: int, stop: int) -> bytes:

@@ -172,6 +172,13 @@ def name_damage(frames: Iterable[bytes], seen: FrameLog) -> Iterator[Finding]:
 def lines_of(frames: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a table, given the raw bytes of its frames."""
     splitter = LineSplitter()
+    for piece in content_of(frames):
+        for lines in splitter.feed(piece):
+            yield from lines
+
+
+def content_of(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the content of a table in pieces, given the raw bytes of its frames."""
     left = -1
     head = b""
     for raw in frames:
@@ -183,8 +190,7 @@ def lines_of(frames: Iterable[bytes]) -> Iterator[bytes]:
                 continue
             _, left = tar.decode(head[:length], 0)
             data = head[length:]
-        for lines in splitter.feed(data[:left]):
-            yield from lines
+        yield data[:left]
         left -= min(left, len(data))
 
 

@@ -20,6 +20,7 @@ from typing import BinaryIO, Self
 
 from capsule.archive import frames, layout, tar
 from capsule.archive.index import FrameLog, Index, encode_index, encode_seek_table
+from capsule.archive.lines import LineDigest
 from capsule.archive.model import ContainerError, Sealed, fault, shown
 from capsule.archive.source import Source
 from capsule.core.digest import PREFIX
@@ -27,6 +28,10 @@ from capsule.core.errors import DriftError, MachineError
 
 SPOOL_SIZE_MAX = 1 << 24
 """Bytes of the member list that stay in memory; more go to an unnamed temporary file."""
+WRITES_MAX = 4
+"""Frames that wait to be written."""
+LINES_SIZE = 1 << 20
+"""Bytes of a list that are handed on at once."""
 
 Content = bytes | memoryview | Iterable[bytes | memoryview]
 
@@ -48,8 +53,8 @@ class CapsuleWriter:
         self._stream = target if not isinstance(target, str | Path) else None
         self._part: Path | None = None
         self._previous = ""
-        self._members = self._lines_size = self._sums_size = 0
-        self._identity = hashlib.sha256(layout.IDENTITY_TAG)
+        self._members = self._sums_size = 0
+        self._identity = LineDigest(layout.IDENTITY_TAG)
         self._closed = False
         stream = self._open_part() if self._path else self._stream
         assert stream is not None
@@ -125,11 +130,12 @@ class CapsuleWriter:
         self._previous = name
         digest_hex = self._write_member(name, size, content)
         line = layout.member_line(name, size, digest_hex)
-        with _writing():
+        try:
             self._lines.write(line)
-        self._identity.update(line)
+        except OSError as error:
+            raise _unwritable(error) from error
+        self._identity.add(line)
         self._members += 1
-        self._lines_size += len(line)
         self._sums_size += len(layout.sums_line(name, digest_hex))
 
     def _write_member(self, name: str, size: int, content: Content) -> str:
@@ -163,16 +169,17 @@ class CapsuleWriter:
             container.update(line)
             tail_size += len(line)
         sink.begin_table()
-        self._write_member(layout.TABLE, self._lines_size + tail_size, self._table(count))
+        self._write_member(layout.TABLE, self._identity.size + tail_size, self._table(count))
         sink.write(tar.END)
         sink.cut()
         table_digest = sink.table_hasher.digest()
         index = Index(self._members, len(log), offset, sink.offset - offset, raw_offset, table_digest)
         sink.put(encode_index(index) + encode_seek_table(log))
+        sink.flush()
         sink.stop()
         self._publish()
         return Sealed(
-            PREFIX + self._identity.hexdigest(),
+            PREFIX + self._identity.digest().hex(),
             PREFIX + container.hexdigest(),
             sink.offset,
             self._members,
@@ -180,15 +187,10 @@ class CapsuleWriter:
             self._level,
         )
 
-    def _member_lines(self) -> Iterator[bytes]:
-        self._lines.seek(0)
-        yield from self._lines
-
     def _sums(self) -> Iterator[bytes]:
-        for line in self._member_lines():
-            member = layout.parse_member_line(line)
-            assert member is not None
-            yield layout.sums_line(member[0], member[2])
+        self._lines.seek(0)
+        while lines := self._lines.readlines(LINES_SIZE):
+            yield b"".join(b"%b  %b\n" % (line[-67:-3], line[2 : line.index(b'"', 2)]) for line in lines)
 
     def _container_lines(self, count: int) -> Iterator[bytes]:
         yield layout.library_line(frames.LIBRARY, self._level)
@@ -197,7 +199,9 @@ class CapsuleWriter:
             yield layout.frame_line(number, offset, size, raw_size, digest.hex())
 
     def _table(self, count: int) -> Iterator[bytes]:
-        yield from self._member_lines()
+        self._lines.seek(0)
+        while block := self._lines.read(LINES_SIZE):
+            yield block
         yield from self._container_lines(count)
 
     def _open_part(self) -> BinaryIO:
@@ -228,17 +232,23 @@ class CapsuleWriter:
 
 
 class _FrameSink:
-    """Cuts raw bytes into frames every `FRAME_SIZE` bytes (C-07), compresses them in threads, writes them in order."""
+    """Cuts raw bytes into frames every `FRAME_SIZE` bytes (C-07); threads compress them, another writes them in order.
+
+    An error of a write comes out of a later call, at the latest of `flush`; nothing is written after it.
+    """
 
     def __init__(self, stream: BinaryIO, level: int, self_check: bool, threads: int) -> None:
         self._stream = stream
         self._level = level
         self._self_check = self_check
-        self._pieces: list[memoryview] = []
+        self._pieces: list[bytes | memoryview] = []
         self._left = layout.FRAME_SIZE
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="capsule-encode")
         self._waiting: deque[Future[tuple[bytes, int, bytes]]] = deque()
         self._waiting_max = threads + 1
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="capsule-write")
+        self._writes: deque[Future[None]] = deque()
+        self._stopped = False
         self._in_table = False
         self.table_hasher = hashlib.sha256()
         self.log = FrameLog()
@@ -246,7 +256,12 @@ class _FrameSink:
 
     def write(self, data: bytes | memoryview) -> None:
         """Add raw bytes."""
-        view = memoryview(data if isinstance(data, bytes) else bytes(data))  # the caller may reuse its buffer
+        whole = data if isinstance(data, bytes) else bytes(data)  # the caller may reuse its buffer
+        if len(whole) < self._left:
+            self._pieces.append(whole)
+            self._left -= len(whole)
+            return
+        view = memoryview(whole)
         while view:
             piece, view = view[: self._left], view[self._left :]
             self._pieces.append(piece)
@@ -255,11 +270,16 @@ class _FrameSink:
                 self._submit()
 
     def cut(self) -> None:
-        """End the current frame here and wait until everything is written."""
+        """End the current frame here and wait until every frame is compressed."""
         if self._pieces:
             self._submit()
         while self._waiting:
             self._write_first()
+
+    def flush(self) -> None:
+        """Wait until everything is written."""
+        while self._writes:
+            self._wait_for_write()
 
     def begin_table(self) -> None:
         """Hash the bytes of the frames from here on for the index."""
@@ -269,15 +289,29 @@ class _FrameSink:
 
     def put(self, data: bytes) -> None:
         """Write bytes of the file as they are."""
-        view = memoryview(data)
-        with _writing():
-            while view:
-                view = view[self._stream.write(view) :]
         self.offset += len(data)
+        self._writes.append(self._writer.submit(self._write, data))
+        if len(self._writes) > WRITES_MAX:
+            self._wait_for_write()
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads; what was not written yet never is."""
+        self._stopped = True
         self._pool.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self._stopped:
+            try:
+                view = view[self._stream.write(view) :]
+            except BaseException:
+                self._stopped = True
+                raise
+
+    def _wait_for_write(self) -> None:
+        with _writing():
+            self._writes.popleft().result()
 
     def _submit(self) -> None:
         pieces, self._pieces, self._left = self._pieces, [], layout.FRAME_SIZE
@@ -293,7 +327,7 @@ class _FrameSink:
         self.put(data)
 
 
-def _seal(pieces: list[memoryview], level: int, self_check: bool) -> tuple[bytes, int, bytes]:
+def _seal(pieces: list[bytes | memoryview], level: int, self_check: bool) -> tuple[bytes, int, bytes]:
     raw = b"".join(pieces)
     data = frames.compress(raw, level)
     if self_check and not _is_frame_of(data, raw):
@@ -318,7 +352,11 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MachineError(
-            f"cannot write the capsule: {error.strerror or error}",
-            hint="nothing was left behind; free some space or choose another folder, then pack again",
-        ) from error
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: OSError) -> MachineError:
+    return MachineError(
+        f"cannot write the capsule: {error.strerror or error}",
+        hint="nothing was left behind; free some space or choose another folder, then pack again",
+    )

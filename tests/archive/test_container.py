@@ -178,8 +178,11 @@ def test_open_member(tmp_path: Path) -> None:
     for name, content in LONG:
         assert open_member(path, name) == content
     assert open_member(path, layout.HEADER) == layout.HEADER_BYTES
-    with pytest.raises(IncompleteError, match="none of that name"):
-        open_member(path, STDOUT[0].replace("stdout", "stderr"))
+    line = layout.member_line(layout.HEADER, len(layout.HEADER_BYTES), hashlib.sha256(layout.HEADER_BYTES).hexdigest())
+    spanning = f'{layout.HEADER}{line.decode()[2 + len(layout.HEADER) :]}["{LONG[0][0]}'
+    for absent in (STDOUT[0].replace("stdout", "stderr"), spanning, "7-results/results.jso", "", "é"):
+        with pytest.raises(IncompleteError, match="none of that name"):
+            open_member(path, absent)
     with pytest.raises(ContainerError, match="C-19"):
         open_member(path, NOISE[0], size_max=1000)
 
