@@ -33,11 +33,12 @@ _MAGIC = b"SSHSIG\0\0\0\1"
 
 @dataclass(frozen=True, slots=True)
 class SshSignature:
-    """What a signature file says of itself: key type, fingerprint as ssh-keygen prints it, and namespace."""
+    """What a signature file says of itself: key type, fingerprint as ssh-keygen prints it, namespace, public key."""
 
     key_type: str
     key: str
     namespace: str
+    public: bytes
 
 
 def signature_name(base: str, number: int) -> str:
@@ -80,7 +81,7 @@ def read_signature(data: bytes, where: str) -> SshSignature:
         raise MalformedError(f"{where}: expected an empty reserved field, sha256 or sha512 and a signature, found not")
     fingerprint = base64.b64encode(hashlib.sha256(key).digest()).rstrip(b"=").decode()
     shown = namespace[:80].decode("ascii", "backslashreplace")
-    return SshSignature(key_type.decode(), f"SHA256:{fingerprint}", shown)
+    return SshSignature(key_type.decode(), f"SHA256:{fingerprint}", shown, key)
 
 
 def _strings(data: bytes) -> list[bytes] | None:

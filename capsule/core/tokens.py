@@ -21,7 +21,7 @@ SIGNED_DATA = bytes.fromhex("2a864886f70d010702")
 TIMESTAMP_INFO = bytes.fromhex("2a864886f70d0109100104")
 SHA256 = bytes.fromhex("608648016503040201")
 
-_TIME = re.compile(rb"([0-9]{4})([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{2})(\.[0-9]{0,5}[1-9])?Z")
+_TIME = re.compile(rb"([0-9]{4})([0-9]{2})([0-9]{2})([01][0-9]|2[0-3])([0-9]{2})([0-9]{2})(\.[0-9]{0,5}[1-9])?Z")
 
 
 @dataclass(frozen=True, slots=True)

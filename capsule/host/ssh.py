@@ -6,6 +6,7 @@ touch go to the terminal by ssh-keygen itself.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 
 from capsule.core.errors import MachineError, UsageError
 from capsule.core.signing import SignatureAnswer, SignatureChecker
+from capsule.core.sshsig import read_signature
 
 TOOL = "ssh-keygen"
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
 CHECK_SECONDS_MAX = 60
 _NOT_VALID = re.compile(r"key (has expired|is not yet valid): verify time (\S+) [<>] (valid-\w+) (\S+)")
+_NAMES = re.compile(rb'[ \t]*(?:"([^"]+)"|([^"# \t]\S*))[ \t]')
 _NOT_KNOWN = ("unknown option", "illegal option", "usage:", "Unsupported")
 
 
@@ -93,9 +96,8 @@ def _check(
     signers = folder / "signers"
     signers.write_bytes(policy)
     time = ["-O", f"verify-time={_compact(at)}"] if at else []
-    listed = _run(b"", "find-principals", "-s", str(file), "-f", str(signers), *time)
-    names = [name for name in listed.stdout.decode(errors="replace").splitlines() if name and name[0] != "!"]
-    said = [listed.stderr]
+    names = _principals(policy, read_signature(signature, "signature").public)
+    said = []
     accepted = []
     for name in names:
         done = _run(message, "verify", "-n", namespace, "-s", str(file), "-f", str(signers), "-I", name, *time)
@@ -105,6 +107,14 @@ def _check(
     if accepted:
         return SignatureAnswer("accepted", "accepted", tuple(accepted))
     return _refused(b"\n".join(said).decode(errors="replace"), namespace, tuple(names))
+
+
+def _principals(policy: bytes, key: bytes) -> list[str]:
+    """Return the names of every line that has this key, whatever the line allows; ssh-keygen itself finds only one."""
+    text = base64.b64encode(key)
+    found = (_NAMES.match(line) for line in policy.splitlines() if text in line.split())
+    listed = [(match[1] or match[2]).decode(errors="replace").split(",") for match in found if match]
+    return list(dict.fromkeys(name for names in listed for name in names if name and name[0] != "!"))
 
 
 def _refused(said: str, namespace: str, names: tuple[str, ...]) -> SignatureAnswer:

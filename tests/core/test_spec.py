@@ -26,6 +26,7 @@ DOCUMENTS = {
     "R": "records.md",
     "K": "capsule.md",
     "T": "telemetry.md",
+    "S": "signatures.md",
     "V": "verdict.md",
 }
 CLAUSE = re.compile(r"^- \*\*([A-Z]-[0-9]{2})\*\* ", re.MULTILINE)
@@ -79,7 +80,7 @@ def test_clauses_that_are_referred_to_exist() -> None:
     known = {clause for letter in DOCUMENTS for clause in clauses(letter)}
     for name in DOCUMENTS.values():
         text = (SPEC / name).read_text(encoding="utf-8")
-        assert set(re.findall(r"\b[PMLRKTV]-[0-9]{2}\b", text)) <= known, name
+        assert set(re.findall(r"\b[PMLRKTSV]-[0-9]{2}\b", text)) <= known, name
 
 
 def test_every_document_begins_with_an_example() -> None:
