@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 EXPLAINED = {
     "starting": "its command is about to start it",
+    "queued": "its job waits in Slurm's queue",
+    "unknown": "Slurm does not answer, or its accounting has not said the last",
     "silent": "its supervisor lives and writes nothing; it is stopped or cannot write",
     "watched": "its supervisor is gone; its watchdog ends it at its wall limit",
     "lost": "nobody looks after it; `capsule reconcile` settles it",

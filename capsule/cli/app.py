@@ -93,6 +93,11 @@ def run(
     from_frozen: Annotated[
         bool, typer.Option("--from-frozen", help="Run the frozen sources although the work tree has changed.")
     ] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Run each attempt as a job of this Slurm cluster.")] = False,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="ARG", help="Pass an option on to sbatch: --sbatch=--partition=gpu."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Run attempts until all cells are done or the budget ends.
@@ -102,9 +107,12 @@ def run(
     """
     from capsule.cli import accounts, words
     from capsule.cli.progress import run_display
+    from capsule.core.errors import UsageError
     from capsule.steps.run import Request
     from capsule.steps.run import run as step
 
+    if sbatch and not slurm:
+        raise UsageError("expected --slurm beside --sbatch, found --sbatch alone")
     request = Request(
         protocol=protocol,
         dry_run=dry_run,
@@ -113,6 +121,7 @@ def run(
         gpus=tuple(gpu or ()),
         wait=wait,
         from_frozen=from_frozen,
+        slurm=tuple(sbatch or ()) if slurm else None,
     )
     with run_display() as display:
         ran = step(request, display)

@@ -44,7 +44,7 @@ from capsule.host.process import (
 from capsule.host.settlement import cut_journal, observed_charge, read_rows
 from capsule.host.supervisor import heartbeat_interval_ms
 from capsule.host.telemetry_file import mend
-from capsule.host.traces import SEEN, Traces, read_traces
+from capsule.host.traces import ENGINE, SEEN, Traces, read_traces
 
 SILENT_INTERVALS = 3
 """After that many intervals between heartbeats without one, a supervisor that lives has gone silent."""
@@ -57,12 +57,12 @@ class Finding:
     """What was found of one open attempt, and done about it."""
 
     attempt: str
-    state: Literal["starting", "running", "silent", "reconciled"]
+    state: Literal["starting", "queued", "running", "silent", "unknown", "reconciled", "corrected", "unaccounted"]
     words: str
 
 
 @dataclass(frozen=True)
-class _Ending:
+class Ending:
     """How an unobserved attempt ended, as far as that can be known."""
 
     outcome: Outcome
@@ -71,22 +71,23 @@ class _Ending:
 
 
 def reconcile(ledger: Ledger, attempts_dir: Path, lease_dir: Path, *, clock: ClockSource = read_clock) -> list[Finding]:
-    """Look at every open attempt, settle those that have no supervisor any more, and say what was found."""
+    """Look at every open attempt of this machine, settle those without a supervisor, and say what was found.
+
+    An attempt that was handed to an engine (it has an `engine.json`) is left to that: no process of it need be here.
+    """
     chain, account = ledger.read()
     if chain.tail:
         ledger.seal(clock())
     findings = []
     for attempt in account.attempts.values():
-        if attempt.open:
+        if attempt.open and not os.path.lexists(attempts_dir / attempt.id / ENGINE):
             traces = read_traces(attempts_dir / attempt.id)
             events = [event for event in chain.events if event.attempt == attempt.id]
             findings.append(_reconcile_one(ledger, attempt, events, traces, lease_dir, clock))
     return findings
 
 
-def liveness(
-    attempt: Attempt, attempts_dir: Path, last: Clock, now: Clock
-) -> Literal["starting", "running", "silent", "watched", "lost"]:
+def liveness(attempt: Attempt, attempts_dir: Path, last: Clock, now: Clock) -> str:
     """Say whether somebody looks after an open attempt, whose last event is of `last`; changes nothing.
 
     `watched`: its supervisor is gone, and its watchdog ends it at its wall limit, unless another command does before.
@@ -122,7 +123,7 @@ def _reconcile_one(
         return Finding(attempt.id, "silent", "its lease is still held, by a process that cannot be seen from here")
     else:
         ending = _ending(attempt, events, traces, clock(), killed=False)
-    return _write(ledger, attempt, traces, ending, clock)
+    return write_end(ledger, attempt, traces, ending, clock)
 
 
 def _living_holder(attempt: Attempt, last: Clock, traces: Traces, now: Clock) -> Finding | None:
@@ -243,12 +244,12 @@ def _is_locked(path: Path) -> bool:
 # What it cost.
 
 
-def _ending(attempt: Attempt, events: Sequence[Event], traces: Traces, now: Clock, *, killed: bool) -> _Ending:
+def _ending(attempt: Attempt, events: Sequence[Event], traces: Traces, now: Clock, *, killed: bool) -> Ending:
     assert attempt.reserved is not None
     devices = len(attempt.reserved.devices)
     if attempt.intent is None:
         none = Charge(lower_ms=0, upper_ms=0, debited_ms=0, observed=True)
-        return _Ending("never_started", "no intent was written, so nothing was started", none)
+        return Ending("never_started", "no intent was written, so nothing was started", none)
     leased = attempt.intent.leased
     failure, note = traces.failure, traces.note
     outcome: Outcome = "ledger_failed" if failure else "lost"
@@ -256,9 +257,9 @@ def _ending(attempt: Attempt, events: Sequence[Event], traces: Traces, now: Cloc
     why += f"; {note.words}" if note else ""
     if attempt.released is not None:
         charge = observed_charge(devices, leased, attempt.released)
-        return _Ending(outcome, f"{why}; the device had been released", charge)
+        return Ending(outcome, f"{why}; the device had been released", charge)
     if killed:
-        return _Ending(outcome, f"{why}; what it had left running was ended now", observed_charge(devices, leased, now))
+        return Ending(outcome, f"{why}; what it had left running was ended now", observed_charge(devices, leased, now))
     last, dead, proof = _last_sign_of_life(events), now, "this reconciliation"
     for event in events:
         if event.name == "held_unknown":
@@ -279,7 +280,7 @@ def _ending(attempt: Attempt, events: Sequence[Event], traces: Traces, now: Cloc
         upper = _upper_after_boot(attempt.reserved.reserved_ms, devices, leased, dead)
         evidence = f"the machine started again; last event at {last.realtime}, no process outlives a boot"
     upper = max(lower, upper)
-    return _Ending(outcome, evidence, Charge(lower_ms=lower, upper_ms=upper, debited_ms=upper, observed=False))
+    return Ending(outcome, evidence, Charge(lower_ms=lower, upper_ms=upper, debited_ms=upper, observed=False))
 
 
 def _release_ms(reserved: Reserved, traces: Traces) -> int:
@@ -319,7 +320,8 @@ def _upper_after_boot(reserved_ms: int, devices: int, leased: Clock, now: Clock)
     return min(devices * elapsed_ms, reserved_ms) if elapsed_ms > 0 else reserved_ms
 
 
-def _write(ledger: Ledger, attempt: Attempt, traces: Traces, ending: _Ending, clock: ClockSource) -> Finding:
+def write_end(ledger: Ledger, attempt: Attempt, traces: Traces, ending: Ending, clock: ClockSource) -> Finding:
+    """Finish an attempt's files and write its end, unless another command has moved it on meanwhile."""
     order = traces.order
     mend(traces.directory)
     irregular, cut = irregular_words(traces.directory), cut_journal(traces.directory)

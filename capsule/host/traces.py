@@ -16,6 +16,8 @@ from capsule.host.process import Identity
 WHEREABOUTS = "whereabouts.json"
 FAILURE = "ledger_failed.json"
 NOTE = "watchdog.json"
+ENGINE = "engine.json"
+"""What is known of the job that an attempt is, where an engine of another machine runs it."""
 SEEN = "tree.json"
 """The processes that were seen in the attempt's tree; see `process.TreeRecorder`."""
 

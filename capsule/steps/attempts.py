@@ -20,6 +20,9 @@ from capsule.host.durable import write_durably
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger
 from capsule.host.reservation import refusal_of, reserve
+from capsule.host.slurm.commands import Cluster
+from capsule.host.slurm.job import SlurmSupervision, submit
+from capsule.host.slurm.settle import reconcile as reconcile_jobs
 from capsule.host.workspace import Generation, Workspace, sources_name
 from capsule.steps.slots import Slot, readmit_hint
 
@@ -28,7 +31,10 @@ WAIT_MS_MAX = 7 * 24 * 3600 * 1000
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asks for; `gpus` are UUIDs, in groups of as many as the protocol gives one attempt."""
+    """What the caller asks for; `gpus` are UUIDs, in groups of as many as the protocol gives one attempt.
+
+    `slurm` are arguments for `sbatch` if attempts are to be jobs of a Slurm cluster, None if they run here.
+    """
 
     protocol: Path
     dry_run: bool = False
@@ -37,6 +43,7 @@ class Request:
     gpus: tuple[str, ...] = ()
     wait: bool = False
     from_frozen: bool = False
+    slurm: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Work:
     ledger: Ledger
     display: Display
     environment: dict[str, Any]
+    cluster: Cluster | None = None
     attempts: list[AttemptRan] = field(default_factory=list)
     stopped: str | None = None
     error: CapsuleError | None = None
@@ -117,7 +125,7 @@ class Going:
 
     slot: Slot
     process: Process
-    supervision: launch.Supervision
+    supervision: launch.Supervision | SlurmSupervision
 
 
 class TakenError(Exception):
@@ -210,6 +218,8 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
         trees=[snapshot],
         lease_wait_ms=WAIT_MS_MAX if work.request.wait else 0,
     )
+    if work.request.slurm is not None:
+        return Going(slot, process, submit(order, work.request.slurm, cluster=work.cluster))
     return Going(slot, process, launch.start(order))
 
 
@@ -223,6 +233,9 @@ def report(work: Work, going: Going) -> None:
     """
     name = going.supervision.attempt
     attempt = work.ledger.read()[1].attempts[name]
+    if attempt.open and isinstance(going.supervision, SlurmSupervision):
+        reconcile_jobs(work.ledger, work.workspace.attempts)
+        attempt = work.ledger.read()[1].attempts[name]
     if attempt.refused is not None:
         reason, words = attempt.refused.reason, f"{name} was refused: {attempt.refused.words}"
         if reason == "busy":

@@ -22,10 +22,12 @@ from capsule.host.clock import read_clock
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger, Transaction
 from capsule.host.reservation import LOCK, Worker, alone
+from capsule.host.slurm.commands import inspect_cluster
+from capsule.host.slurm.job import check_arguments
 from capsule.host.workspace import Generation, Workspace, find_workspace
 from capsule.steps.attempts import AttemptRan, Display, Request, Work
 from capsule.steps.freeze import check_drift, claim, draft
-from capsule.steps.reconcile import settle_open
+from capsule.steps.reconcile import account_jobs, settle_open
 from capsule.steps.side_by_side import SideBySide
 from capsule.steps.slots import choose_slots
 from capsule.steps.standing import Standing, standing
@@ -80,6 +82,9 @@ def run(request: Request, display: Display) -> Ran:
         environment=environment.find_environment(),
     )
     _check(work)
+    if request.slurm is not None:
+        check_arguments(request.slurm)
+        work.cluster = inspect_cluster()
     if request.dry_run:
         return _ran(work, standing(workspace, generation))
     claim(workspace)
@@ -88,7 +93,12 @@ def run(request: Request, display: Display) -> Ran:
         for settlement in settle_open(workspace, wait=request.wait):
             display.note(f"{settlement.attempt}: {settlement.words}")
         _check_unit(work, standing(workspace, generation).account)
-        SideBySide(work).run()
+        try:
+            SideBySide(work).run()
+        finally:
+            if request.slurm is not None:
+                for finding in account_jobs(workspace):
+                    display.note(f"{finding.attempt}: {finding.words}")
     return _ran(work, standing(workspace, generation))
 
 

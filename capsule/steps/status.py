@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt
+from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt, Clock
 from capsule.core.progress import counts, final_rows, processes
 from capsule.core.protocol import Budget, milliseconds, reserved_ms
 from capsule.host.clock import read_clock
@@ -17,12 +17,13 @@ from capsule.host.ledger import Ledger
 from capsule.host.process import lock_owners
 from capsule.host.reconcile import liveness
 from capsule.host.reservation import LOCK, Worker, at_work
+from capsule.host.slurm import settle
 from capsule.host.workspace import Workspace, find_workspace
 from capsule.steps.pace import Rest, rest_of
 from capsule.steps.slots import DeviceState, Machine
 from capsule.steps.standing import standing
 
-ATTENDED = ("starting", "running", "silent", "watched")
+ATTENDED = ("starting", "queued", "running", "silent", "watched", "unknown")
 """What an open attempt is while somebody still looks after it; else it is `lost`."""
 MOMENT_SECONDS = 0.3
 """How long a reader waits in silence for a ledger that is being written."""
@@ -110,7 +111,7 @@ def status(
         budgets=_budgets(budget, attempts),
         reserved_ms=reserved_ms(budget),
         liveness={
-            attempt.id: liveness(attempt, workspace.attempts, attempt.last, read_clock())
+            attempt.id: _liveness(workspace, attempt, attempt.last)
             for attempt in attempts
             if attempt.open and attempt.last is not None
         },
@@ -118,6 +119,16 @@ def status(
         devices=devices,
         devices_missing=missing,
     )
+
+
+def _liveness(workspace: Workspace, attempt: Attempt, last: Clock) -> str:
+    """Say how an open attempt stands, by its processes here or by what its cluster says."""
+    folder = workspace.attempts / attempt.id
+    if not settle.is_job(folder):
+        return liveness(attempt, workspace.attempts, last, read_clock())
+    chain = Ledger(workspace.ledger, workspace.head).read()[0]
+    state = settle.look(attempt, [event for event in chain.events if event.attempt == attempt.id], folder).state
+    return "lost" if state == "over" else state
 
 
 def _budgets(budget: Budget, attempts: Iterable[Attempt]) -> list[UnitBudget]:

@@ -113,7 +113,7 @@ def test_an_attempt_runs_as_a_job_and_is_charged_by_both_witnesses(slurm: Cluste
 
 def test_a_job_that_waits_or_runs_is_alive_though_no_process_here_looks_after_it(slurm: Cluster, bench: Bench) -> None:
     waiting = begin(bench, SLEEPER, ["--begin=now+1hour"])
-    assert stand(bench, waiting.attempt).state == "starting"
+    assert stand(bench, waiting.attempt).state == "queued"
     assert "PENDING" in stand(bench, waiting.attempt).words
     going, _ = running(bench)
     assert stand(bench, going.attempt).state == "running"
@@ -186,7 +186,7 @@ def test_f1_a_job_that_nobody_let_go_is_cancelled_and_costs_nothing(
     monkeypatch.undo()
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, slurm.environment[name])
-    assert stand(bench, order.attempt, act=True).state == "starting"  # this process, its launcher, still lives
+    assert stand(bench, order.attempt, act=True).state == "queued"  # this process, its launcher, still lives
     (bench.attempts / order.attempt / launch.LAUNCHER).unlink()
     found = eventually(lambda: (f := stand(bench, order.attempt, act=True, clock=later(60))).state == "over" and f, 30)
     assert (found.ending.outcome, found.ending.charge.debited_ms) == ("never_started", 0)
@@ -204,7 +204,7 @@ def test_f2_an_attempt_whose_accounting_is_late_stays_open(slurm: Cluster, bench
     os.kill(whereabouts.supervisor.pid, signal.SIGKILL)
     eventually(lambda: read_stat(pid) is None)
     eventually(lambda: all(job.over for job in jobs_named(supervision.engine.name)), 40)
-    assert stand(bench, supervision.attempt, clock=later(3600)).state == "silent"
+    assert stand(bench, supervision.attempt, clock=later(3600)).state == "unknown"
     assert supervision.wait(2) is None
     assert bench.account().attempts[supervision.attempt].open
     slurm.start_accounting()
@@ -260,7 +260,7 @@ def test_f4_a_dead_node_is_charged_by_the_larger_witness(slurm: Cluster, bench: 
     time.sleep(7)  # two heartbeats
     slurm.lose_node()
     eventually(lambda: read_stat(pid) is None)
-    assert stand(bench, supervision.attempt).state in ("running", "silent")  # nobody has noticed
+    assert stand(bench, supervision.attempt).state in ("running", "unknown")  # nobody has noticed
     found = over(bench, supervision.attempt)
     assert found.ending is not None
     beats = [event.data.elapsed_ms for event in bench.events(supervision.attempt) if event.name == "heartbeat"]

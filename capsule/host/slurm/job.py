@@ -20,7 +20,7 @@ from capsule.core.attempt import Clock
 from capsule.core.errors import CapsuleError, MachineError, UsageError
 from capsule.core.schema import Model, Natural
 from capsule.host import launch
-from capsule.host.clock import read_clock
+from capsule.host.clock import read_clock, realtime_ms
 from capsule.host.durable import read_regular, write_durably
 from capsule.host.launch import LaunchOrder
 from capsule.host.ledger import Ledger
@@ -36,8 +36,8 @@ from capsule.host.slurm.commands import (
     submission_environment,
 )
 from capsule.host.slurm.witness import complete, rows_of_attempt
+from capsule.host.traces import ENGINE
 
-ENGINE = "engine.json"
 SCRIPT = "job.sh"
 STARTUP_MS = 30_000
 """What a job is given for its start and its last words, beside the frozen limits."""
@@ -114,6 +114,18 @@ def read_engine(attempt_dir: Path) -> Engine | None:
         return Engine.from_bytes(data, str(attempt_dir / ENGINE)) if data is not None else None
     except (OSError, CapsuleError) as error:
         raise MachineError(f"{attempt_dir / ENGINE}: cannot be read: {error}") from error
+
+
+def known_engine(attempt_dir: Path) -> Engine:
+    """Return what is known of an attempt's job.
+
+    Raises:
+        MachineError: nothing is, or it cannot be read.
+    """
+    engine = read_engine(attempt_dir)
+    if engine is None:
+        raise MachineError(f"expected {attempt_dir / ENGINE} to say which job it is, found no such regular file")
+    return engine
 
 
 def submit(
@@ -238,16 +250,10 @@ def accounting(engine: Engine) -> tuple[Row, ...]:
     Raises:
         NoAnswerError: the accounting did not answer.
     """
-    asked = int(_seconds(engine.asked))
+    asked = realtime_ms(engine.asked.realtime) // 1000
     rows = rows_of(engine.job, engine.name, asked - DAY_SECONDS)
     since = engine.submitted if engine.submitted is not None else asked - DAY_SECONDS
     return rows_of_attempt(rows, name=engine.name, uid=os.getuid(), submitted=since)
-
-
-def _seconds(clock: Clock) -> float:
-    from capsule.host.clock import realtime_ms
-
-    return realtime_ms(clock.realtime) / 1000
 
 
 def cancel(engine: Engine, *options: str) -> None:

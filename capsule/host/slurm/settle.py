@@ -7,6 +7,8 @@ added as a correction; what it says less is written down and takes nothing away.
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +22,14 @@ from capsule.host.clock import ClockSource, read_clock, realtime_ms
 from capsule.host.durable import read_regular, write_durably
 from capsule.host.ledger import Ledger, Transaction
 from capsule.host.process import is_alive
+from capsule.host.reconcile import Ending, write_end
+from capsule.host.reconcile import Finding as Found
 from capsule.host.slurm.answers import HELD, Job, Row
-from capsule.host.slurm.commands import NoAnswerError, jobs_named
-from capsule.host.slurm.job import Engine, accounting, cancel, read_engine, record, sole
-from capsule.host.slurm.witness import Ending, compare, complete, end_of
+from capsule.host.slurm.commands import jobs_named
+from capsule.host.slurm.job import Engine, accounting, cancel, known_engine, record, sole
+from capsule.host.slurm.witness import compare, complete, end_of
 from capsule.host.supervisor import heartbeat_interval_ms
-from capsule.host.traces import read_traces
+from capsule.host.traces import ENGINE, read_traces
 
 ACCOUNTED = "accounting.json"
 """The note that an attempt's rows were compared, so that they are not asked for again."""
@@ -43,25 +47,27 @@ class Accounted(Model):
 
 @dataclass(frozen=True)
 class Standing:
-    """How an open attempt that is a job stands: `over` carries how it ended, every other state leaves it open."""
+    """How an open attempt that is a job stands: `over` carries how it ended, every other state leaves it open.
 
-    state: Literal["starting", "running", "silent", "over"]
+    `unknown`: Slurm does not answer, or its accounting has not said the last.
+    """
+
+    state: Literal["starting", "queued", "running", "unknown", "over"]
     words: str
     ending: Ending | None = None
 
 
 def is_job(attempt_dir: Path) -> bool:
-    """Whether an attempt was handed to an engine."""
-    return read_engine(attempt_dir) is not None
+    """Whether an attempt was handed to an engine; what is known of its job may be damaged."""
+    return os.path.lexists(attempt_dir / ENGINE)
 
 
 def look(
     attempt: Attempt, events: Sequence[Event], attempt_dir: Path, *, clock: ClockSource = read_clock, act: bool = False
 ) -> Standing:
     """Ask Slurm how an open attempt stands; with `act`, a job that was never let go is cancelled if nobody will."""
-    engine = read_engine(attempt_dir)
-    assert engine is not None, attempt_dir
     try:
+        engine = known_engine(attempt_dir)
         job = sole(jobs_named(engine.name))
         if job is not None and engine.job is None and act:
             engine = record(attempt_dir, engine, job)
@@ -70,12 +76,12 @@ def look(
                 return _alive(engine, job, attempt_dir)
             job = _cancel(engine)
             if job is not None and not job.over:
-                return Standing("silent", f"Slurm job {job.id} is {job.state} and was cancelled")
+                return Standing("unknown", f"Slurm job {job.id} is {job.state} and was cancelled")
         if engine.job is None and job is None:
             return _unseen(engine, attempt_dir, clock())
         rows = accounting(engine)
-    except (NoAnswerError, MachineError) as error:
-        return Standing("silent", f"Slurm does not say how it stands: {error.message}")
+    except MachineError as error:
+        return Standing("unknown", f"Slurm does not say how it stands: {error.message}")
     return _over(attempt, events, engine, rows, clock())
 
 
@@ -84,8 +90,8 @@ def _alive(engine: Engine, job: Job, attempt_dir: Path) -> Standing:
     if job.state != "PENDING":
         return Standing("running", words)
     if _abandoned(engine, job, attempt_dir):
-        return Standing("starting", f"{words}, held by whoever submitted it, who is gone")
-    return Standing("starting", f"{words} ({job.reason})")
+        return Standing("queued", f"{words}, held by whoever submitted it, who is gone")
+    return Standing("queued", f"{words} ({job.reason})")
 
 
 def _abandoned(engine: Engine, job: Job, attempt_dir: Path) -> bool:
@@ -95,8 +101,6 @@ def _abandoned(engine: Engine, job: Job, attempt_dir: Path) -> bool:
 
 def _launcher_lives(engine: Engine, attempt_dir: Path) -> bool:
     """Whether whoever submitted may still be at work; of another host nobody here can say that it is not."""
-    import platform
-
     launcher = read_traces(attempt_dir).launcher
     return platform.node() != engine.host or (launcher is not None and is_alive(launcher))
 
@@ -117,7 +121,7 @@ def _unseen(engine: Engine, attempt_dir: Path, now: Clock) -> Standing:
         return Standing("starting", f"Slurm has no job {engine.name} yet")
     rows = accounting(engine)
     if rows and not complete(rows):
-        return Standing("silent", f"the accounting has no end yet of {rows[-1]}")
+        return Standing("unknown", f"the accounting has no end yet of {rows[-1]}")
     ending = end_of(rows, devices=0, reserved_ms=0, kill_wait_ms=engine.kill_wait_ms, leased=None, last=now, now=now)
     return Standing("over", ending.evidence, ending)
 
@@ -126,7 +130,7 @@ def _over(attempt: Attempt, events: Sequence[Event], engine: Engine, rows: Seque
     assert attempt.reserved is not None
     if not complete(rows):
         late = str(rows[-1]) if rows else f"Slurm job {engine.job}"
-        return Standing("silent", f"its job is over, and the accounting has no end yet of {late}")
+        return Standing("unknown", f"its job is over, and the accounting has no end yet of {late}")
     last = [event.at for event in events if event.name != "held_unknown"][-1]
     leased = attempt.intent.leased if attempt.intent else None
     silent_ms = realtime_ms(now.realtime) - realtime_ms(last.realtime)
@@ -146,6 +150,36 @@ def _over(attempt: Attempt, events: Sequence[Event], engine: Engine, rows: Seque
     return Standing("over", ending.evidence, ending)
 
 
+def reconcile(ledger: Ledger, attempts_dir: Path, *, clock: ClockSource = read_clock) -> list[Found]:
+    """Look at every attempt that is a job: settle those that are over, and compare the ended ones' accounting."""
+    chain, before = ledger.read()
+    found = []
+    for attempt in before.attempts.values():
+        folder = attempts_dir / attempt.id
+        if attempt.open and is_job(folder):
+            events = [event for event in chain.events if event.attempt == attempt.id]
+            stands = look(attempt, events, folder, clock=clock, act=True)
+            if stands.state != "over":
+                found.append(Found(attempt.id, stands.state, stands.words))
+                continue
+            assert stands.ending is not None, attempt.id
+            found.append(write_end(ledger, attempt, read_traces(folder), stands.ending, clock))
+            attempt = ledger.read()[1].attempts[attempt.id]
+        if unaccounted(attempt, folder):
+            found += _accounted(ledger, attempt, folder, clock)
+    return found
+
+
+def _accounted(ledger: Ledger, attempt: Attempt, folder: Path, clock: ClockSource) -> list[Found]:
+    try:
+        words = account(ledger, attempt, folder, clock=clock)
+    except MachineError as error:
+        words = f"its accounting is not known: {error.message}"
+    if words is None:
+        return []
+    return [Found(attempt.id, "unaccounted" if unaccounted(attempt, folder) else "corrected", words)]
+
+
 # Attempts that have ended.
 
 
@@ -158,10 +192,9 @@ def account(ledger: Ledger, attempt: Attempt, attempt_dir: Path, *, clock: Clock
     """Compare an ended attempt with its accounting and write what that adds; words on it, None if there are none.
 
     Raises:
-        NoAnswerError: Slurm did not answer.
+        MachineError: Slurm did not answer, or which job it was cannot be read.
     """
-    engine = read_engine(attempt_dir)
-    assert engine is not None, attempt_dir
+    engine = known_engine(attempt_dir)
     jobs = jobs_named(engine.name)
     active = [job for job in jobs if not job.over]
     if active and active[0].reason == HELD and not engine.released:

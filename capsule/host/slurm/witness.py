@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from capsule.core.attempt import Charge, Clock, Outcome
 from capsule.host.clock import realtime_ms
+from capsule.host.reconcile import Ending
 from capsule.host.slurm.answers import REQUEUED, Row
 
 ROUNDING_MS = 1_000
@@ -37,15 +38,6 @@ class Finding:
 
     due_ms: int
     words: str
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How an attempt ended of which its own ledger has no end."""
-
-    outcome: Outcome
-    evidence: str
-    charge: Charge
 
 
 def rows_of_attempt(rows: Iterable[Row], *, name: str, uid: int, submitted: int) -> tuple[Row, ...]:
