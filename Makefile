@@ -15,7 +15,7 @@ DEMO := build/demo
 PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu test-slurm lint types check bench clean
+.PHONY: help install demo test test-gpu test-slurm test-exports lint types check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
@@ -51,6 +51,11 @@ test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA device
 test-slurm: $(INSTALLED) ## run the tests that need a Slurm: installs Debian's and starts one (root)
 	tests/slurm/setup
 	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/slurm
+
+test-exports: $(INSTALLED) ## show exports to RO-Crate's validator and to MLflow: installs both in build/exports
+	test -x build/exports/bin/python || $(PYTHON) -m venv build/exports
+	build/exports/bin/python -m pip install --quiet roc-validator rocrate mlflow-skinny sqlalchemy alembic
+	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/exports
 
 lint: $(INSTALLED) ## check style
 	$(BIN)/ruff check .

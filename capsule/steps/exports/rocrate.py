@@ -25,6 +25,7 @@ PROFILE = "https://w3id.org/ro/crate/1.1"
 UNDATED = "1980-01-01"
 """The date of a capsule whose ledger cannot be read: that of the container's own headers."""
 
+LATER = "Added by a newer version of the format"
 ROOMS = {
     "0-header.json": "The format of the container",
     "1-manifest": "What was promised: protocol, planned cells, frozen sources",
@@ -42,6 +43,8 @@ FORMATS = {
     ".json": "application/json",
     ".jsonl": "application/x-ndjson",
     ".md": "text/markdown",
+    ".py": "text/x-python",
+    ".txt": "text/plain",
     ".toml": "application/toml",
     ".parquet": "application/vnd.apache.parquet",
     ".cff": "application/yaml",
@@ -107,18 +110,17 @@ def _date(found: Judged) -> str:
 
 
 def _file(file: Written, paths: dict[str, str]) -> Entity:
-    name = file.name
-    digest = name.partition("/")[2]
-    entity: Entity = {
-        "@id": quote(name),
+    path = paths.get(file.name.partition("/")[2], file.name) if file.name.startswith("5-sources/") else file.name
+    text = path.endswith(("/stdout", "/stderr", "SUMS"))
+    return {
+        "@id": quote(file.name),
         "@type": "File",
-        "name": visible(paths.get(digest, name)) if name.startswith("5-sources/") else name,
-        "description": ROOMS[name if name in ROOMS else name.partition("/")[0]],
+        "name": visible(path),
+        "description": ROOMS.get(file.name) or ROOMS.get(file.name.partition("/")[0], LATER),
+        "encodingFormat": "text/plain" if text else FORMATS.get(Path(path).suffix, "application/octet-stream"),
         "contentSize": str(file.size),
         "identifier": PREFIX + file.sha256,
     }
-    kind = "text/plain" if name.endswith(("/stdout", "/stderr", "SUMS")) else FORMATS.get(Path(name).suffix)
-    return {**entity, "encodingFormat": kind} if kind else entity
 
 
 def _source_paths(found: Judged) -> dict[str, str]:
