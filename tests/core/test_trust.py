@@ -368,6 +368,7 @@ def test_threats_and_verify_say_the_same_sentences() -> None:
     """S-13: docs/THREATS.md, VERIFY.md and the verdict take their sentences from one place."""
     threats = (DOCS / "THREATS.md").read_text(encoding="utf-8")
     inside = verify_text(manifest_of(generation()), [generation()]).decode()
+    assert "No manifest of this capsule is signed or has a timestamp." in inside
     for ground in GROUNDS:
         block = threats.partition(f"### {ground.ground.capitalize()}\n")[2].partition("\n#")[0]
         assert f"- Proves: {ground.proves}\n" in block, ground.ground

@@ -10,20 +10,27 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import rfc8785
+
 from capsule.archive.reader import examine
 from capsule.archive.tables import read_table, write_table
 from capsule.archive.writer import CapsuleWriter
 from capsule.core.canonical import canonical, join_lines, parse_lines
+from capsule.core.checks import CHECK_FUNCTIONS
 from capsule.core.digest import digest_of
+from capsule.core.evidence import Reading
 from capsule.core.manifest import Manifest
-from capsule.core.table import table_columns
-from capsule.steps.verify import verify
+from capsule.core.progress import final_rows
+from capsule.core.results import derive
+from capsule.core.table import table_columns, table_rows
+from capsule.steps.verify import collect, verify
 from tests.study import make_study
 
 FOLDER = Path(__file__).parent
@@ -193,6 +200,30 @@ def exclusivity_claimed(members: Members) -> Members:
         if line["event"] == "settled":
             line["data"]["exclusivity"] = "exclusive"
     return with_ledger(members, lines)
+
+
+def resealed(members: Members) -> Members:
+    """Every amount above 15 is a thousand times larger, and all that follows from the journals is rebuilt to agree."""
+    changed, lines = dict(members), parse_lines(members[LEDGER], LEDGER)
+    for event in lines:
+        name = f"3-attempts/{event['attempt']}/journal.jsonl"
+        if "files" in event["data"] and name in members:
+            data = changed[name] = re.sub(rb'"amount":([0-9.]+)', _enlarged, members[name])
+            event["data"]["files"]["journal.jsonl"] = {"size": len(data), "sha256": digest_of(data)}
+    changed = with_ledger(changed, lines)
+    reading = Reading(collect(io.BytesIO(seal(changed))))
+    for identifier in ("V-04", "V-05", "V-10", "V-12", "V-17"):
+        list(CHECK_FUNCTIONS[identifier](reading))
+    assert reading.manifest is not None
+    known = reading.manifest, reading.cells, reading.account, reading.journals
+    table = write_table(table_columns(reading.manifest.protocol.observations), table_rows(*known))
+    results = derive(reading.manifest, final_rows(*known), reading.account)
+    return {**changed, "4-records/rows.parquet": table, RESULTS: results.to_bytes()}
+
+
+def _enlarged(match: re.Match[bytes]) -> bytes:
+    value = float(match[1])
+    return b'"amount":' + rfc8785.dumps(value * 1000 if value > 15 else value)
 
 
 FORGERIES: tuple[Callable[[Members], Members], ...] = (

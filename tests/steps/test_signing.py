@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -17,38 +16,6 @@ import pytest
 from tests.conftest import Capsule, Said
 from tests.signatures import Authority, Key, call
 from tests.study import make_study
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two keys and an authority."""
-    folder = tmp_path_factory.mktemp("keys")
-    Key.make(folder / "alice")
-    Key.make(folder / "bob")
-    Authority.make(folder / "tsa")
-    (folder / "signers").write_text(Key(folder / "alice").allowed())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def signed(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study that was signed, stamped, run and packed, and whose capsule was signed; tests copy what they change."""
-    protocol = make_study(tmp_path_factory.mktemp("signed") / "study")
-    query, token = protocol.parent.parent / "query.tsq", protocol.parent.parent / "token.tsr"
-
-    def step(*arguments: str | Path) -> None:
-        environment = {**os.environ, "CAPSULE_LEASE_DIR": str(protocol.parent.parent / "leases")}
-        subprocess.run(["python", "-m", "capsule", *arguments], env=environment, check=True, capture_output=True)
-
-    step("freeze", protocol)
-    step("sign", protocol, "--key", keys / "alice")
-    step("timestamp", protocol, "--query", query)
-    token.write_bytes(Authority(keys / "tsa").answer(query.read_bytes()))
-    step("timestamp", protocol, "--token", token)
-    step("run", protocol)
-    step("pack", protocol)
-    step("sign", protocol.with_suffix(".capsule"), "--key", keys / "alice")
-    return protocol
 
 
 @pytest.fixture
