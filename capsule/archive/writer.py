@@ -1,7 +1,8 @@
 """Writes a container: one pass over the sources, bounded memory, the same bytes whatever machine and thread count.
 
 Each frame is decoded again and compared before it counts as written. A path appears only when the file is whole and
-on disk; after any exception nothing is left. It never reads the clock, the environment or an owner.
+on disk; after any exception nothing is left, and nothing even after a kill where the file system has unnamed files (on
+Linux most do, network ones do not). It never reads the clock, the environment or an owner.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ Content = bytes | memoryview | Iterable[bytes | memoryview]
 class CapsuleWriter:
     """Packs members, given in order, into one container.
 
-    With a path, the file is written beside it under a temporary name and renamed when whole. With a stream, which
-    stays open, bytes are written from its current position. Use it as a context manager, or `close` or `abort` it.
+    With a path, the file is written without a name, or beside it under a temporary one, and gets its name when whole;
+    a file that was there is replaced. With a stream, which stays open, bytes are written from its current position. Use
+    it as a context manager, or `close` or `abort` it.
     """
 
     def __init__(
@@ -206,11 +208,11 @@ class CapsuleWriter:
 
     def _open_part(self) -> BinaryIO:
         assert self._path is not None
-        part = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.part")
         with _writing():
-            self._stream = part.open("xb", buffering=0)
-        self._part = part
-        assert self._stream is not None
+            self._stream = _open_unnamed(self._path.parent)
+            if self._stream is None:
+                self._part = self._part_path()
+                self._stream = self._part.open("xb", buffering=0)
         return self._stream
 
     def _publish(self) -> None:
@@ -219,16 +221,50 @@ class CapsuleWriter:
             self._stream.flush()
             if self._path is None:
                 return
-            assert self._part is not None
             os.fsync(self._stream.fileno())
+            if self._part is None:
+                self._name_file(self._stream.fileno())
             self._stream.close()
-            self._part.replace(self._path)
-            self._part = None
+            if self._part:
+                self._part.replace(self._path)
+                self._part = None
             folder = os.open(self._path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+    def _name_file(self, descriptor: int) -> None:
+        """Give an unnamed file its name, or a temporary one where that is taken."""
+        assert self._path is not None
+        source = _descriptor_path(descriptor)
+        try:
+            os.link(source, self._path, src_dir_fd=descriptor, follow_symlinks=True)
+        except FileExistsError:
+            self._part = self._part_path()
+            os.link(source, self._part, src_dir_fd=descriptor, follow_symlinks=True)
+
+    def _part_path(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.part")
+
+
+def _open_unnamed(folder: Path) -> BinaryIO | None:
+    """Return a new file without a name that can get one later, or nothing where there is no such thing."""
+    if not hasattr(os, "O_TMPFILE"):
+        return None
+    try:
+        descriptor = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return None
+    if not os.path.exists(_descriptor_path(descriptor)):  # noqa: PTH110
+        os.close(descriptor)
+        return None
+    return open(descriptor, "wb", buffering=0)  # noqa: PTH123
+
+
+def _descriptor_path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
 
 
 class _FrameSink:

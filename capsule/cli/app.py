@@ -188,6 +188,7 @@ def pack(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; default: beside the protocol.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another capsule that is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be packed.")] = False,
     json_: Json = False,
 ) -> None:
@@ -202,7 +203,7 @@ def pack(
         words.emit(json_, *words.planned(items))
         return
     with bar("packing") as progress:
-        packed = step.pack(protocol, output, progress=progress)
+        packed = step.pack(protocol, output, force=force, progress=progress)
     words.emit(json_, *words.packed(packed))
 
 

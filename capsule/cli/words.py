@@ -106,13 +106,14 @@ def packed(result: Packed) -> Said:
         "capsule": result.sealed.identity,
         "members": result.sealed.members,
         "size_bytes": result.sealed.size_bytes,
-        "replaced": result.replaced,
+        "replaced": result.was == "replaced",
+        "unchanged": result.was == "same",
         "outcome": result.results.outcome,
     }
     size = f"{result.sealed.size_bytes / 1e6:.2f} MB"
     text = f"{result.sealed.identity}\npacked {result.sealed.members} members into {result.path} ({size})"
-    if result.replaced:
-        text += ", in the place of an earlier capsule"
+    if result.was != "absent":
+        text += ", in the place of another capsule" if result.was == "replaced" else ", which held the same already"
     return value, f"{text}\npublish this identity elsewhere: only then can nobody rebuild the capsule unnoticed"
 
 

@@ -7,9 +7,11 @@ bad: failed and pilot attempts, void rows and superseded manifests all go in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, Literal, cast
 
 from capsule.archive.layout import is_allowed
 from capsule.archive.model import Sealed
@@ -52,33 +54,45 @@ class Item:
 
 @dataclass(frozen=True)
 class Packed:
-    """A written capsule."""
+    """A capsule that lies at `path`: written now, in the place of another, or there before with the same bytes."""
 
     path: Path
     sealed: Sealed
     results: Results
-    replaced: bool
+    was: Literal["absent", "replaced", "same"]
 
 
 def pack(
-    protocol_file: Path, output: Path | None = None, *, progress: Callable[[int, int], None] | None = None
+    protocol_file: Path,
+    output: Path | None = None,
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
     """Pack a protocol's evidence into `output`, by default NAME.capsule beside the protocol, and verify it.
+
+    A capsule that is there already stays if it is the same, and is replaced only by `force`.
 
     Raises:
         BrokenError: the packed capsule is not intact, because the evidence in the workspace is not.
         IncompleteError: nothing was frozen or run.
-        RefusedError: an attempt is still open.
+        RefusedError: an attempt is still open, or another capsule is there.
         MachineError: the file cannot be written; nothing is left behind.
     """
     workspace = find_workspace(protocol_file)
     path = output or workspace.protocol.with_suffix(".capsule")
     _check_target(path, workspace)
-    replaced = path.exists()
+    was: Literal["absent", "replaced", "same"] = "absent"
+    if path.exists() and path.stat().st_size:
+        was = "replaced" if force else "same"
     items, results = plan(workspace)
     total, done = sum(item.size for item in items), 0
     try:
-        with CapsuleWriter(path) as writer:
+        with ExitStack() as stack:
+            target: BinaryIO | Path = path
+            if was == "same":
+                target = cast(BinaryIO, _Same(path, stack.enter_context(path.open("rb"))))
+            writer = stack.enter_context(CapsuleWriter(target))
             for item in items:
                 writer.add(item.name, item.size, item.chunks())
                 done += item.size
@@ -96,7 +110,32 @@ def pack(
             f"{path}: expected an intact capsule, packed one that is {verdict.integrity}: {'; '.join(found[:5])}",
             hint="the evidence in the workspace was changed; the capsule keeps what is there",
         )
-    return Packed(path, sealed, results, replaced)
+    return Packed(path, sealed, results, was)
+
+
+class _Same:
+    """A target that takes only the bytes which a file holds already."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        """Compare the next bytes; raises `RefusedError` where the file holds others."""
+        if self._file.read(len(data)) != data:
+            raise self._refusal()
+        return len(data)
+
+    def flush(self) -> None:
+        """Compare the end."""
+        if self._file.read(1):
+            raise self._refusal()
+
+    def _refusal(self) -> RefusedError:
+        return RefusedError(
+            f"expected no other capsule at {self._path}, found one that holds something else",
+            hint="keep both: capsule pack … --output FILE; or replace it: capsule pack … --force",
+        )
 
 
 def _check_target(path: Path, workspace: Workspace) -> None:
