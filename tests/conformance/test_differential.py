@@ -69,6 +69,9 @@ def test_drawn_histories(tens: int) -> None:
         data = seal(drawn(seed))
         assert second(data)[0] == "intact", (seed, verifier.verify(data)["findings"])
         assert product(data) == second(data), seed
+        verdict, answer = verify(io.BytesIO(data)), verifier.verify(data)
+        claims = [claim.model_dump(exclude={"words"}) for claim in verdict.order]
+        assert (claims, [item.ground for item in verdict.rests_on]) == (answer["order"], answer["rests_on"])
 
 
 @pytest.mark.parametrize("tens", range(20))

@@ -4,20 +4,24 @@ It shares no code with `capsule` and is written another way on purpose: plain fu
 dictionaries, exact fractions and decimals, the whole file in memory. So it is short and slow. Where the two disagree,
 one of them or the specification is wrong. It prints one JSON object and exits with 0 (intact), 1 (broken) or
 3 (incomplete). Sections: canonical JSON, container, shapes, protocol, plan, ledger, journals, table, statistics,
-results, checks, command line.
+results, signatures, checks, command line.
 """
 
 from __future__ import annotations
 
 import argparse
+import binascii
 import hashlib
 import io
 import itertools
 import json
 import math
+import os
 import re
 import struct
+import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +35,9 @@ import zstandard
 
 SAFE = 2**53
 CHECKS = [f"V-{number:02d}" for number in range(1, 20)]
+
+
+Known = dict[str, Any]
 
 
 class Bad(Exception):
@@ -103,8 +110,8 @@ HEADER_BYTES = b'{"digest":"sha256","format":"capsule-archive/0","frame_size_byt
 LARGEST_READ, LARGEST_TABLE = 64 << 20, 1 << 30
 NAMES = re.compile(
     r"0-header\.json"
-    r"|1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json|manifest\.json\.sig|manifest\.json\.tsr|protocol\.toml"
-    r"|sources\.jsonl|sources-[0-9a-f]{40,64}\.jsonl)"
+    r"|1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json|manifest\.json(\.[2-9])?\.sig|manifest\.json\.tsr"
+    r"|protocol\.toml|sources\.jsonl|sources-[0-9a-f]{40,64}\.jsonl)"
     r"|2-ledger\.head\.json|2-ledger\.jsonl"
     r"|3-attempts/a[0-9]{6}/(environment\.json|journal\.jsonl|provenance\.jsonl|redactions\.jsonl|stderr|stdout"
     r"|telemetry\.jsonl)"
@@ -1926,9 +1933,305 @@ def close(packed: Any, derived: Any, key: str, size: float) -> bool:
     return spelled and math.isclose(one, other, rel_tol=1e-12, abs_tol=max(1e-300, 1e-12 * scale))
 
 
+# --- signatures, timestamps and the order in time -------------------------------------------------------------------
+
+ARMOUR = (b"-----BEGIN SSH SIGNATURE-----", b"-----END SSH SIGNATURE-----")
+KEY_TYPES = (
+    "ssh-ed25519 ssh-rsa ecdsa-sha2-nistp256 ecdsa-sha2-nistp384 ecdsa-sha2-nistp521 sk-ssh-ed25519@openssh.com "
+    "sk-ecdsa-sha2-nistp256@openssh.com"
+).split()
+SIGNATURE_FILES = ["manifest.json.sig", *(f"manifest.json.{number}.sig" for number in range(2, 10))]
+LARGEST_SIGNATURE = 65_536
+SIGNED_DATA, TIMESTAMP, SHA256 = (
+    bytes.fromhex(text) for text in ("2a864886f70d010702", "2a864886f70d0109100104", "608648016503040201")
+)
+
+
+def ssh_strings(data: bytes) -> list[bytes]:
+    """Cut bytes into strings with their length before them (S-04)."""
+    found, stream = [], io.BytesIO(data)
+    while head := stream.read(4):
+        size = int.from_bytes(head)
+        found.append(stream.read(size))
+        if len(head) < 4 or len(found[-1]) < size:
+            raise Bad("a string that is cut")
+    return found
+
+
+def first_string(data: bytes) -> bytes:
+    """The string with which bytes begin; empty where they do not begin with one."""
+    size = int.from_bytes(data[:4])
+    return data[4 : 4 + size] if len(data) >= 4 + size else b""
+
+
+def read_sshsig(data: bytes, namespace: str) -> dict[str, str]:
+    """S-03 to S-05: the type of the key, its name and its public half, of a signature for this namespace."""
+    begin, *body, end = data.removesuffix(b"\n").split(b"\n") if b"\n" in data.removesuffix(b"\n") else (b"", b"")
+    if len(data) > LARGEST_SIGNATURE or (begin, end) != ARMOUR or not body or not all(1 <= len(x) <= 100 for x in body):
+        raise Bad("not an armoured signature")
+    joined = b"".join(body)
+    try:
+        blob = binascii.a2b_base64(joined, strict_mode=True)
+    except ValueError as error:
+        raise Bad(f"not base64: {error}") from error
+    if binascii.b2a_base64(blob, newline=False) != joined or blob[:10] != b"SSHSIG\0\0\0\1":
+        raise Bad("not a signature of version 1 in canonical base64")
+    strings = ssh_strings(blob[10:])
+    if len(strings) != 5:
+        raise Bad("not five strings")
+    key, found, reserved, algorithm, signature = strings
+    kind = first_string(key).decode("latin-1")
+    if kind not in KEY_TYPES or reserved or algorithm not in (b"sha256", b"sha512") or not first_string(signature):
+        raise Bad("another key, something reserved, another hash or no signature")
+    if found != namespace.encode():
+        raise Bad(f"a signature for {found[:40]!r}")
+    name = binascii.b2a_base64(hashlib.sha256(key).digest(), newline=False).decode().rstrip("=")
+    return {"type": kind, "key": f"SHA256:{name}", "public": binascii.b2a_base64(key, newline=False).decode()}
+
+
+def ssh_keygen(message: bytes, *arguments: str) -> tuple[bool, str]:
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(["ssh-keygen", "-Y", *arguments], input=message, capture_output=True, env=environment)
+    return done.returncode == 0, done.stderr.decode(errors="replace")
+
+
+def judge_signature(
+    message: bytes, data: bytes, namespace: str, public: str, signers: bytes | None, at: str | None
+) -> tuple[str, list[str]]:
+    """S-06 and S-07: what ssh-keygen says of a signature, and the principals for which it accepts it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, policy = Path(folder, "signature"), Path(folder, "signers")
+        file.write_bytes(data)
+        if not ssh_keygen(message, "check-novalidate", "-n", namespace, "-s", str(file))[0]:
+            return "broken", []
+        if signers is None:
+            return "unknown", []
+        policy.write_bytes(signers)
+        when = ["-O", "verify-time=" + re.sub(r"\.[0-9]+|[-:T]", "", at)] if at else []
+        said, accepted = "", []
+        for name in principals(signers.decode("latin-1"), public):
+            good, words = ssh_keygen(
+                message, "verify", "-n", namespace, "-s", str(file), "-f", str(policy), "-I", name, *when
+            )
+            accepted += [name] if good else []
+            said += words
+    if accepted:
+        return "accepted", accepted
+    if "key has expired" in said or "key is not yet valid" in said:
+        return "not_valid", []
+    return ("not_permitted" if "not permitted for use in signature namespace" in said else "unknown"), []
+
+
+def principals(policy: str, public: str) -> list[str]:
+    """The names of all lines that hold a key, each once, those that are only excluded left out."""
+    found: list[str] = []
+    for line in policy.splitlines():
+        first, *others = line.split() or [""]
+        names = line.split('"')[1] if first.startswith('"') else first
+        if public in others and not first.startswith("#"):
+            found += [name for name in names.split(",") if name and name[0] != "!" and name not in found]
+    return found
+
+
+def der(data: bytes, *tags: int, more: bool = False) -> list[bytes]:
+    """S-08: cut bytes into elements, which must have these tags, and return their contents; `more` may follow."""
+    found: list[tuple[int, bytes]] = []
+    while data:
+        if data[0] & 31 == 31 or len(data) < 2:
+            raise Bad("not DER")
+        head, size = 2, data[1]
+        if size > 127:
+            head += size - 128
+            size = int.from_bytes(data[2:head])
+            shortest = 2 + (size.bit_length() + 7) // 8 if size > 127 else 0
+            if not 3 <= head <= 6 or head != shortest:
+                raise Bad("a length that is not the shortest")
+        if len(data) < head + size:
+            raise Bad("an element that is cut")
+        found.append((data[0], data[head : head + size]))
+        data = data[head + size :]
+    if [tag for tag, _ in found[: len(tags)]] != list(tags) or (not more and len(found) > len(tags)):
+        raise Bad("other elements than those of a timestamp")
+    return [content for _, content in found[: len(tags)]]
+
+
+def read_token(data: bytes) -> tuple[str, str]:
+    """S-08 and S-09: the digest that a granted reply is over, and its time."""
+    if len(data) > LARGEST_SIGNATURE:
+        raise Bad("a token that is too large")
+    status, content = der(der(data, 0x30)[0], 0x30, 0x30)
+    kind, signed = der(content, 0x06, 0xA0)
+    inner = der(der(signed, 0x30)[0], 0x02, 0x31, 0x30, more=True)[2]
+    inner_kind, octets = der(inner, 0x06, 0xA0)
+    info = der(der(octets, 0x04)[0], 0x30)[0]
+    version, _, imprint, _, written = der(info, 0x02, 0x06, 0x30, 0x02, 0x18, more=True)
+    algorithm, digest_found = der(imprint, 0x30, 0x04)
+    if der(status, 0x02, more=True)[0] not in (b"\0", b"\1") or (kind, inner_kind) != (SIGNED_DATA, TIMESTAMP):
+        raise Bad("not a granted timestamp")
+    if version != b"\1" or der(algorithm, 0x06, more=True)[0] != SHA256 or len(digest_found) != 32:
+        raise Bad("another version, or not over a SHA-256")
+    parts = re.fullmatch(r"(....)(..)(..)(..)(..)(..)(\.[0-9]{0,5}[1-9])?Z", written.decode("latin-1"))
+    if not parts or not re.fullmatch(r"[0-9]{14}", "".join(parts.groups()[:6])) or parts[4] > "23":
+        raise Bad("not a time")
+    told = f"{parts[1]}-{parts[2]}-{parts[3]}T{parts[4]}:{parts[5]}:{parts[6]}{parts[7] or ''}Z"
+    try:
+        datetime.fromisoformat(told)
+    except ValueError as error:
+        raise Bad(f"no time that exists: {told}") from error
+    return "sha256:" + digest_found.hex(), told
+
+
+def judge_token(manifest: bytes, data: bytes, authority: bytes | None) -> str:
+    """S-10: what openssl says of a token."""
+    if authority is None:
+        return "unchecked"
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"data": manifest, "in": data, "CAfile": authority}
+        arguments: list[str] = []
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+            arguments += [f"-{name}", str(Path(folder, name))]
+        done = subprocess.run(["openssl", "ts", "-verify", *arguments], capture_output=True)
+    if done.returncode == 0:
+        return "verified"
+    return "foreign" if b"certificate verify error" in done.stderr else "broken"
+
+
+def read_tokens(known: Known) -> None:
+    """The tokens of all manifests, and what is wrong with some."""
+    for number, files in sorted(known["generations"].items()):
+        if "manifest.json.tsr" not in files:
+            continue
+        manifest = files.get("manifest.json", b"")
+        try:
+            imprint, told = read_token(files["manifest.json.tsr"])
+        except Bad as bad:
+            known["token_faults"].append(f"manifest {number}: {bad}")
+            continue
+        if imprint != sha(manifest):
+            known["token_faults"].append(f"manifest {number}: a token over something else")
+            continue
+        answer = judge_token(manifest, files["manifest.json.tsr"], known["trust"]["authority"])
+        if answer == "broken":
+            known["token_faults"].append(f"manifest {number}: a token that its certificate does not bear out")
+        known["tokens"].append({"manifest": number, "time": told, "answer": answer})
+
+
+def signatures_offered(known: Known) -> Iterator[tuple[str, bytes, str, bytes | None, int | None]]:
+    """S-01 and S-02: file, bytes, namespace, what should be signed, and the number of the manifest."""
+    for number, files in sorted(known["generations"].items()):
+        for name in SIGNATURE_FILES:
+            if name in files:
+                place = f"1-manifest/{number:03d}/{name}"
+                yield place, files[name], "capsule-manifest", files.get("manifest.json", b""), number
+    message = (known["archive"] + "\n").encode() if known["archive"] else None
+    for name, data in known["trust"]["signatures"]:
+        yield name, data, "capsule-archive", message, None
+
+
+def v08_signature(known: Known) -> Iterator[str]:
+    read_tokens(known)
+    trust = known["trust"]
+    for place, data, namespace, message, number in signatures_offered(known):
+        try:
+            read = read_sshsig(data, namespace)
+        except Bad as bad:
+            yield f"{place}: {bad}"
+            continue
+        stamped = [t["time"] for t in known["tokens"] if (t["manifest"], t["answer"]) == (number, "verified")]
+        answer, names, at = "unchecked", list[str](), None
+        if message is not None and trust["checks"]:
+            for at in [*stamped, None]:
+                answer, names = judge_signature(message, data, namespace, read["public"], trust["signers"], at)
+                if answer != "not_valid":
+                    break
+        if answer == "broken":
+            yield f"{place}: not over this object"
+        known["signatures"].append({
+            "file": place, "manifest": number, "key_type": read["type"], "key": read["key"], "answer": answer,
+            "principals": names, "judged_at": at if answer == "accepted" else None,
+        })  # fmt: skip
+    accepted = {found["manifest"] for found in known["signatures"] if found["answer"] == "accepted"}
+    capsule, manifest = None in accepted, max(known["generations"], default=0) in accepted
+    met = {"any": capsule or manifest, "capsule": capsule, "manifest": manifest, "both": capsule and manifest}
+    if trust["signers"] is not None and not met[trust["signature_of"]]:
+        raise Skip("what was demanded is not signed by a trusted key", True)
+    if not accepted:
+        raise Skip("signed by nobody who is trusted", False)
+
+
+def v09_timestamp(known: Known) -> Iterator[str]:
+    yield from known["token_faults"]
+    verified = {token["manifest"] for token in known["tokens"] if token["answer"] == "verified"}
+    if known["trust"]["authority"] is not None and max(known["generations"], default=0) not in verified:
+        raise Skip("no token of the manifest in force by the given authority", True)
+    if not verified:
+        raise Skip("no verified token", False)
+
+
+def order_in_time(known: Known, sound: bool) -> list[dict[str, Any]]:
+    """S-11 and S-12: every claim, with its evidence."""
+    claims: list[dict[str, Any]] = []
+
+    def claim(event: str, manifest: int | None, evidence: str = "none", proven: bool = False, **more: Any) -> None:
+        claims.append({
+            "event": event, "manifest": manifest, "after": None, "at": None, "evidence": evidence, "proven": proven,
+            "late": False, **more,
+        })  # fmt: skip
+
+    events, hashes = known["chain"]["events"], known["chain"]["hashes"]
+    for number, identity, manifest in known["manifests"]:
+        name = "freeze" if number == min(known["generations"]) == 1 else "amendment"
+        token = next((t for t in known["tokens"] if t["manifest"] == number and t["answer"] != "broken"), None)
+        own = [event for event in events if event["data"].get("manifest") == identity]
+        adopted = next((event for event in own if event["event"] == "manifest_adopted"), None)
+        first = next((event for event in own if event["event"] == "reserved" and not event["data"]["pilot"]), None)
+        if token and token["answer"] == "verified":
+            claim(name, number, "signed token", True, at=token["time"])
+        elif adopted:
+            claim(name, number, "local clock only", at=adopted["at"]["realtime"])
+        else:
+            claim(name, number)
+        seen = (manifest["supersedes"] or {"ledger_events": 0})["ledger_events"]
+        if seen:
+            there = hashes[seen - 1 : seen] == [manifest["supersedes"]["ledger_head"]]
+            claim(name, number, "ledger chain", sound and there, after=f"event {seen - 1}")
+        for found in known["signatures"]:
+            if found["manifest"] == number and found["answer"] != "broken":
+                claim("signature", number)
+        if token:
+            verified = token["answer"] == "verified"
+            claim("timestamp", number, "signed token" if verified else "none", verified, at=token["time"])
+        if first:
+            began = first["at"]["realtime"]
+            in_order = adopted is not None and adopted["seq"] < first["seq"]
+            claim("first attempt", number, "ledger chain", sound and in_order, after=f"{name} {number}", at=began)
+            if token is not None:
+                late = datetime.fromisoformat(began) < datetime.fromisoformat(token["time"])
+                claim("first attempt", number, "local clock only", after=f"timestamp {number}", at=began, late=late)
+    for found in known["signatures"]:
+        if found["manifest"] is None and found["answer"] != "broken":
+            claim("capsule signature", None)
+    return claims
+
+
+def rests_on(known: Known) -> list[str]:
+    """S-13: what the verdict rests on."""
+    accepted = {found["manifest"] for found in known["signatures"] if found["answer"] == "accepted"}
+    grounds = {
+        "capsule identity from elsewhere": known["archive"] in known["against"],
+        "manifest identity from elsewhere": any(item[1] in known["against"] for item in known["manifests"]),
+        "capsule signature": None in accepted,
+        "manifest signature": bool(accepted - {None}),
+        "timestamp": any(token["answer"] == "verified" for token in known["tokens"]),
+        "ledger chain": bool(known["chain"]["events"]),
+    }
+    sealed = grounds["capsule identity from elsewhere"] or grounds["capsule signature"]
+    return [*(name for name, holds in grounds.items() if holds), *([] if sealed else ["no seal from outside"])]
+
+
 # --- the checks: each returns its findings, or says that it cannot be made ------------------------------------------
 
-Known = dict[str, Any]
 REQUIRED = (
     "0-header.json", "2-ledger.head.json", "2-ledger.jsonl", "4-records/rows.parquet", "7-results/results.json",
     "8-README/VERIFY.md",
@@ -2035,16 +2338,6 @@ def v07_against(known: Known) -> Iterator[str]:
     for expected in known["against"]:
         if expected not in identities:
             yield f"{expected} is neither the capsule nor a manifest"
-
-
-def v08_signature(known: Known) -> Iterator[str]:
-    yield from ()
-    raise Skip("signatures are not checked", False)
-
-
-def v09_timestamp(known: Known) -> Iterator[str]:
-    yield from ()
-    raise Skip("tokens are not checked", False)
 
 
 def v10_ledger_chain(known: Known) -> Iterator[str]:
@@ -2503,12 +2796,16 @@ ALL: list[Callable[[Known], Iterator[str]]] = [
 ]  # fmt: skip
 
 
-def verify(data: bytes, against: tuple[str, ...] = ()) -> dict[str, Any]:
+NOBODY: dict[str, Any] = {"signatures": (), "signers": None, "signature_of": "any", "authority": None, "checks": False}
+"""What to judge by: signatures of the capsule, a policy and its demand, certificates; whether ssh-keygen is asked."""
+
+
+def verify(data: bytes, against: tuple[str, ...] = (), trust: dict[str, Any] = NOBODY) -> dict[str, Any]:
     """Judge the bytes of a file: integrity, outcome, the checks that failed, and their findings."""
     read = read_container(data)
     if read["foreign"]:
-        findings = {"V-01": ["this is no capsule", *read["in_container"]]}
-        return {"integrity": "broken", "outcome": "withheld", "failed": ["V-01"], "findings": findings}
+        words = ["this is no capsule", *read["in_container"]]
+        return {"integrity": "broken", "outcome": "withheld", "failed": ["V-01"], "findings": {"V-01": words}}
     generations: dict[int, dict[str, bytes]] = {}
     for name, (_, _, content) in read["members"].items():
         if name.startswith("1-manifest/"):
@@ -2516,9 +2813,11 @@ def verify(data: bytes, against: tuple[str, ...] = ()) -> dict[str, Any]:
     known: Known = {
         **read, "archive": read["identity"], "against": against, "generations": generations, "manifests": [],
         "identity": None, "cells": [], "sources": {}, "journals": {}, "results": None, "account": new_account(),
-        "chain": {"events": [], "hashes": [], "wrong": []},
+        "chain": {"events": [], "hashes": [], "wrong": []}, "trust": trust, "signatures": [], "tokens": [],
+        "token_faults": [],
     }  # fmt: skip
-    failed, findings, incomplete = [], {}, False
+    findings: dict[str, list[str]] = {}
+    failed, skipped, incomplete = [], [], False
     for identifier, check in zip(CHECKS, ALL, strict=True):
         found: list[str] = []
         try:
@@ -2528,6 +2827,7 @@ def verify(data: bytes, against: tuple[str, ...] = ()) -> dict[str, Any]:
         except Skip as skip:
             words, required = skip.args
             incomplete = incomplete or (required and not found)
+            skipped.append(identifier)
             findings[identifier] = [f"not checked: {words}"]
         except Bad as bad:
             found.append(str(bad))
@@ -2535,16 +2835,41 @@ def verify(data: bytes, against: tuple[str, ...] = ()) -> dict[str, Any]:
             failed.append(identifier)
             findings[identifier] = found[:50]
     integrity = "broken" if failed else "incomplete" if incomplete else "intact"
-    outcome = known["results"]["outcome"] if integrity == "intact" else "withheld"
-    return {"integrity": integrity, "outcome": outcome, "failed": failed, "findings": findings}
+    return {
+        "integrity": integrity,
+        "outcome": known["results"]["outcome"] if integrity == "intact" else "withheld",
+        "failed": failed,
+        "findings": findings,
+        "signatures": known["signatures"],
+        "tokens": known["tokens"],
+        "order": order_in_time(known, not {"V-10", "V-11", "V-12"} & {*failed, *skipped}),
+        "rests_on": rests_on(known),
+    }
+
+
+def beside(file: Path) -> list[Path]:
+    """S-02: the signatures that lie beside a capsule."""
+    names = [f"{file}.sig", *(f"{file}.{number}.sig" for number in range(2, 10))]
+    return [path for path in map(Path, names) if path.is_file()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Verify a capsule, independently of the product.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--against", action="append", default=[], metavar="DIGEST")
+    parser.add_argument("--require-signature", type=Path, metavar="SIGNERS")
+    parser.add_argument("--signature-of", default="any", choices=["any", "capsule", "manifest", "both"])
+    parser.add_argument("--signature", type=Path, action="append", metavar="SIG")
+    parser.add_argument("--tsa-ca", type=Path, metavar="PEM")
     options = parser.parse_args()
-    answer = verify(options.file.read_bytes(), tuple(options.against))
+    trust = {
+        "signatures": [(str(path), path.read_bytes()) for path in options.signature or beside(options.file)],
+        "signers": options.require_signature.read_bytes() if options.require_signature else None,
+        "signature_of": options.signature_of,
+        "authority": options.tsa_ca.read_bytes() if options.tsa_ca else None,
+        "checks": True,
+    }
+    answer = verify(options.file.read_bytes(), tuple(options.against), trust)
     print(json.dumps(answer, indent=2))
     return {"intact": 0, "broken": 1, "incomplete": 3}[answer["integrity"]]
 
