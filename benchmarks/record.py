@@ -35,7 +35,7 @@ from capsule.host.traces import read_traces
 MANIFEST = "sha256:" + "0" * 64
 COMMAND = [sys.executable, "-S", "-E", "-c", "pass"]
 PROTOCOL = {
-    "schema": "capsule.protocol/0", "name": "benchmark", "title": "t", "question": "q",
+    "schema": "capsule.protocol/1", "name": "benchmark", "title": "t", "question": "q",
     "arms": [{"name": "only", "command": COMMAND}],
     "workloads": [{"name": "w"}],
     "design": {"seeds": [0], "starts": 2, "order": "listed", "order_seed": 0, "isolation": "cell"},
@@ -114,7 +114,7 @@ def bare_writes(folder: Path) -> list[float]:
 def opened(folder: Path) -> Ledger:
     """Return a new ledger with one manifest."""
     ledger = Ledger(folder / "ledger.jsonl", folder / "ledger.head.json")
-    ledger.append("opened", None, Opened(format="capsule.ledger/0", protocol="benchmark"), read_clock())
+    ledger.append("opened", None, Opened(format="capsule.ledger/1", protocol="benchmark"), read_clock())
     ledger.append("manifest_adopted", None, ManifestAdopted(manifest=MANIFEST, supersedes=None), read_clock())
     return ledger
 

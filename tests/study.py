@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 PROTOCOL = """\
-schema = "capsule.protocol/0"
+schema = "capsule.protocol/1"
 name = "study"
 title = "A small study"
 question = "Is twice twice as much as once?"

@@ -100,7 +100,7 @@ def _find(blocks: Iterator[bytes], name: str) -> tuple[int, int, str]:
     for block in blocks:
         if result is not None:
             continue
-        at = (b"\n" + block).find(start) if layout.is_allowed(name) else -1
+        at = (b"\n" + block).find(start) if layout.is_allowed(name, newer=True) else -1
         member = layout.parse_member_line(block[at : block.index(b"\n", at) + 1]) if at >= 0 else None
         raw_offset += _raw_size(block[:at] if member else block)
         if member:

@@ -17,7 +17,7 @@ INDEX_MAGIC = b"\x5c\x2a\x4d\x18"
 SEEK_MAGIC = b"\x5e\x2a\x4d\x18"
 SEEKABLE_MAGIC = 0x8F92EAB1
 SKIPPABLE = frozenset(bytes((0x50 + low, 0x2A, 0x4D, 0x18)) for low in range(16))
-_TAG = b"capsule-index/0\n"
+_TAG = b"capsule-index/1\n"
 _INDEX = struct.Struct("<4sI16sQQQQQ32s")
 _ENTRY = struct.Struct("<II")
 _FOOTER = struct.Struct("<IBI")
@@ -86,7 +86,7 @@ def decode_index(data: bytes, offset: int) -> Index:
         index = Index(*_INDEX.unpack(data)[3:])
         if encode_index(index) == data:
             return index
-    raise fault("C-17", offset, "expected an index frame of format 0, found other bytes")
+    raise fault("C-17", offset, "expected an index frame of format 1, found other bytes")
 
 
 def encode_seek_table(log: FrameLog) -> bytes:
@@ -122,5 +122,5 @@ def decode_seek_table(data: bytes, offset: int) -> list[tuple[int, int]]:
     start = SEEK_MAGIC + struct.pack("<I", len(data) - 8)
     entries = list(_ENTRY.iter_unpack(data[8 : 8 + count * _ENTRY.size]))
     if not data.startswith(start) or seek_table_size(count) != len(data) or entries[-1] != (INDEX_SIZE, 0):
-        raise fault("C-18", offset, "expected a seek table of format 0, found other bytes")
+        raise fault("C-18", offset, "expected a seek table of format 1, found other bytes")
     return entries[:-1]

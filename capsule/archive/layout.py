@@ -10,8 +10,8 @@ import re
 
 from capsule.core.canonical import canonical_line
 from capsule.core.digest import HEX_PATTERN
+from capsule.core.version import MAJOR, MINOR_PATTERN, is_newer
 
-VERSION = 0
 HEADER = "0-header.json"
 SUMS = "9-SHA256SUMS"
 TABLE = "9-TABLE"
@@ -34,15 +34,20 @@ OWN_NAMES = frozenset({HEADER, SUMS, TABLE})
 
 FRAME_SIZE = 1 << 21
 """Raw bytes of a frame (C-07)."""
-HEADER_BYTES = canonical_line(
-    {"digest": "sha256", "format": f"capsule-archive/{VERSION}", "frame_size_bytes": FRAME_SIZE}
-)
-IDENTITY_TAG = f"capsule-archive/{VERSION}\n".encode()
+FORMAT = f"capsule-archive/{MAJOR}"
+HEADER_BYTES = canonical_line({"digest": "sha256", "format": FORMAT, "frame_size_bytes": FRAME_SIZE})
+HEADER_SIZE_MAX = 4096
+"""Bytes of a header that are looked at."""
+IDENTITY_TAG = f"{FORMAT}\n".encode()
 """Goes before the member lines in the digest that is the identity (C-22)."""
-CONTAINER_TAG = f"capsule-container/{VERSION}\n".encode()
+CONTAINER_TAG = f"capsule-container/{MAJOR}\n".encode()
 LINE_SIZE_MAX = 512
 
+_HEADER = re.compile(re.escape(HEADER_BYTES).replace(b'"', rf'{MINOR_PATTERN}"'.encode()))
+_FORMAT = re.compile(rb'"format":"(capsule-archive/[0-9.]+)"')
 _NAME = re.compile("|".join(f"(?:{pattern})" for pattern in NAME_PATTERNS))
+_LATER_NAME = re.compile(r"[0-9]-[A-Za-z0-9-]{1,30}(\.[a-z]{1,10})?(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
+_LATER_NAME_MAX = 100
 _MEMBER_LINE = re.compile(rf'\["([^"\\]+)",(0|[1-9][0-9]{{0,15}}),"({HEX_PATTERN})"\]\n'.encode())
 _LIBRARY_LINE = re.compile(rb'\["zstd","((?:0|[1-9][0-9]?)(?:\.(?:0|[1-9][0-9]?)){2})",([1-9]|1[0-9])\]\n')
 _FRAME_LINE = re.compile(
@@ -50,9 +55,22 @@ _FRAME_LINE = re.compile(
 )
 
 
-def is_allowed(name: str) -> bool:
-    """Whether a member may have this name (C-11)."""
+def is_allowed(name: str, *, newer: bool = False) -> bool:
+    """Whether a member may have this name, in this minor version of the format or in a newer one (C-11)."""
+    if newer and len(name) <= _LATER_NAME_MAX and _LATER_NAME.fullmatch(name):
+        return True
     return _NAME.fullmatch(name) is not None
+
+
+def is_newer_header(header: bytes) -> bool | None:
+    """Whether a header names a newer minor version of this format; None if it is no header of the format (C-13).
+
+    Raises:
+        MalformedError: it names another major version.
+    """
+    named = _FORMAT.search(header)
+    newer = named is not None and is_newer(named[1].decode("ascii"), HEADER)
+    return newer if _HEADER.fullmatch(header) else None
 
 
 def member_line(name: str, size: int, digest_hex: str) -> bytes:
@@ -78,7 +96,7 @@ def frame_line(number: int, offset: int, size: int, raw_size: int, digest_hex: s
 def parse_member_line(line: bytes) -> tuple[str, int, str] | None:
     """Return name, size and hexadecimal digest, or nothing if this is not the line of a member."""
     match = _MEMBER_LINE.fullmatch(line)
-    if match is None or not is_allowed(name := match[1].decode("latin-1")):
+    if match is None or not is_allowed(name := match[1].decode("latin-1"), newer=True):
         return None
     return name, int(match[2]), match[3].decode("ascii")
 

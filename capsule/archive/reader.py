@@ -20,7 +20,7 @@ from capsule.archive.model import LIMITS, ContainerError, Finding, Limits, Seale
 from capsule.archive.scan import FrameScan, decoded
 from capsule.archive.source import Source
 from capsule.archive.stream import TarStream, starts_table
-from capsule.core.digest import PREFIX, digest_of
+from capsule.core.digest import PREFIX
 
 TABLE_KEPT_MAX = 1 << 26
 """Compressed bytes of a table that are kept after damage, to name members."""
@@ -125,6 +125,7 @@ class _Walk:
         self._sums = LineDigest()
         self._name: str | None = None
         self._last = ""
+        self._newer = False
         self._check: TableCheck | None = None
 
     def run(self) -> Generator[Event, None, None]:
@@ -183,7 +184,7 @@ class _Walk:
 
     def _member(self, name: str, size: int) -> Iterator[Event]:
         self._name = name
-        is_allowed = layout.is_allowed(name)
+        is_allowed = layout.is_allowed(name, newer=self._newer)
         is_own = name in layout.OWN_NAMES
         is_next = is_allowed and name > self._last and not is_own and len(self._members) > 0
         findings = [] if is_next else list(self._name_findings(name, size))
@@ -191,6 +192,7 @@ class _Walk:
         if not findings:
             yield MemberStart(name, size)
         hasher = None
+        header = b""
         left = size
         while left:
             data = self._raw.some(left)
@@ -199,13 +201,15 @@ class _Walk:
             else:
                 hasher.update(data)
             left -= len(data)
+            if name == layout.HEADER:
+                header = (header + data)[: layout.HEADER_SIZE_MAX]
             if not findings:
                 yield Chunk(data)
         if not self._raw.zeros(tar.padding_size(size)):
             yield self._finding("C-09", "expected zero bytes after the member, found others")
         digest_hex = (hasher or hashlib.sha256()).hexdigest()
         if is_own:
-            yield from self._own_findings(name, size, digest_hex)
+            yield from self._own_findings(name, size, digest_hex, header)
         if is_allowed:
             self._members.append(name, size, digest_hex)
             self._sums.add(layout.sums_line(name, digest_hex))
@@ -215,7 +219,7 @@ class _Walk:
         self._name = None
 
     def _name_findings(self, name: str, size: int) -> Iterator[Finding]:
-        if not layout.is_allowed(name):
+        if not layout.is_allowed(name, newer=self._newer):
             yield self._finding("C-11", "expected a name of the layout, found another")
         elif name <= self._last:
             yield self._finding("C-12", f"expected a name above {self._last}, found one that is not")
@@ -224,10 +228,13 @@ class _Walk:
         if name == layout.SUMS and size != self._sums.size:
             yield self._finding("C-14", f"expected {self._sums.size} bytes of checksum lines, found {size}")
 
-    def _own_findings(self, name: str, size: int, digest_hex: str) -> Iterator[Finding]:
+    def _own_findings(self, name: str, size: int, digest_hex: str, header: bytes) -> Iterator[Finding]:
         """Judge the content of the container's own members."""
-        if name == layout.HEADER and PREFIX + digest_hex != digest_of(layout.HEADER_BYTES):
-            yield self._finding("C-13", "expected the header of format 0, found another version or other bytes")
+        if name == layout.HEADER and len(self._members) == 0:
+            newer = layout.is_newer_header(header)
+            self._newer = newer is True
+            if newer is None:
+                yield self._finding("C-13", f"expected the header of {layout.FORMAT}, found other bytes")
         if name == layout.SUMS and size == self._sums.size and digest_hex != self._sums.digest().hex():
             yield self._finding("C-14", "expected the checksum lines of all members before, found other lines")
 

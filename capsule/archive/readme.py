@@ -32,9 +32,9 @@ The last line must print {hex}.
 Every source file is stored under `5-sources/` by its own SHA-256, so `sha256sum` of each prints its name; the list
 `1-manifest/{generation:03d}/sources.jsonl` says which path each one had.
 
-The capsule's identity is the SHA-256 of the text `capsule-archive/0`, a newline, and the member lines of `9-TABLE`:
+The capsule's identity is the SHA-256 of the text `capsule-archive/1`, a newline, and the member lines of `9-TABLE`:
 
-    (printf 'capsule-archive/0\\n'; grep '^\\["[0-9]-' 9-TABLE) | sha256sum
+    (printf 'capsule-archive/1\\n'; grep '^\\["[0-9]-' 9-TABLE) | sha256sum
 
 ## Who signed it, and when the promise existed
 
@@ -44,7 +44,7 @@ the certificate of a timestamp authority that you trust. Revocation is not looke
 {signed}
 A signature of the capsule itself is a file beside it, `FILE.sig`, and signs the capsule's identity:
 
-    (printf 'capsule-archive/0\\n'; grep '^\\["[0-9]-' 9-TABLE) | sha256sum | sed 's/ .*//; s/^/sha256:/' \\
+    (printf 'capsule-archive/1\\n'; grep '^\\["[0-9]-' 9-TABLE) | sha256sum | sed 's/ .*//; s/^/sha256:/' \\
         | ssh-keygen -Y verify -f SIGNERS -I WHO -n capsule-archive -s FILE.sig
 
 ## What proves what

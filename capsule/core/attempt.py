@@ -17,6 +17,7 @@ from capsule.core.digest import Digest, digest_of
 from capsule.core.manifest import FileDigest
 from capsule.core.schema import Model, Natural
 from capsule.core.telemetry import DeviceTelemetry, Exclusivity
+from capsule.core.version import pattern
 
 EventName = Literal[
     "opened", "manifest_adopted", "sealed", "correction",
@@ -98,7 +99,7 @@ class Charge(Model):
 class Opened(Model):
     """First event of a ledger."""
 
-    format: Literal["capsule.ledger/0"]
+    format: Annotated[str, Field(pattern=pattern("capsule.ledger"))]
     protocol: str
 
 

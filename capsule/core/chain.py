@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, ValidationError
+from pydantic.config import ExtraValues
 
 from capsule.core.attempt import DATA, Clock, Event, EventLine, EventName
 from capsule.core.canonical import canonical
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.schema import Model, first_error
+from capsule.core.version import is_newer
 
 
 class Head(Model):
@@ -51,11 +53,14 @@ def read(data: bytes, where: str) -> Chain:
     """Read a ledger; a last line without newline is its torn tail, every other damage a fault."""
     chain = Chain()
     *lines, chain.tail = data.split(b"\n")
+    newer = False
     for number, line in enumerate(lines):
         place = f"{where}:{number + 1}"
         try:
             entry = _entry(line, place)
-            parsed = DATA[entry.event].model_validate_json(json.dumps(entry.data))
+            newer = newer or (entry.event == "opened" and is_newer(entry.data.get("format"), place))
+            extra: ExtraValues = "allow" if newer else "forbid"
+            parsed = DATA[entry.event].model_validate_json(json.dumps(entry.data), extra=extra)
             if parsed.to_json() != entry.data:
                 raise MalformedError(f"{place}: expected every field of {entry.event} written out")
         except MalformedError as error:

@@ -31,6 +31,7 @@ from capsule.core.signature_checks import check_signature, check_timestamp
 from capsule.core.table import table_rows
 from capsule.core.telemetry_checks import check_telemetry
 from capsule.core.toml import read_protocol
+from capsule.core.version import passed_over
 
 REQUIRED_MEMBERS = (
     "0-header.json", "2-ledger.head.json", "2-ledger.jsonl", "4-records/rows.parquet", "7-results/results.json",
@@ -52,7 +53,7 @@ def check_members(reading: Reading) -> Checking:
     yield from reading.evidence.member_findings
     if reading.evidence.identity is None:
         raise NotChecked("the member table could not be read")
-    return f"every digest recomputed; identity {reading.evidence.identity}"
+    return f"every digest recomputed; identity {reading.evidence.identity}{passed_over(reading.evidence.later)}"
 
 
 def check_required(reading: Reading) -> Checking:
@@ -84,11 +85,18 @@ def check_manifest(reading: Reading) -> Checking:
         protocol_file = files.get("protocol.toml", b"")
         if FileDigest(size=len(protocol_file), sha256=digest_of(protocol_file)) != manifest.protocol_file:
             yield f"{place}/protocol.toml: expected {manifest.protocol_file.sha256}, found {digest_of(protocol_file)}"
-        elif read_protocol(protocol_file, f"{place}/protocol.toml").to_bytes() != manifest.protocol.to_bytes():
+        elif not _says_the_same(protocol_file, f"{place}/protocol.toml", manifest):
             yield f"{place}/manifest.json: its protocol is not that of protocol.toml"
     if reading.manifest is None:
         raise NotChecked("there is no manifest")
-    return f"{reading.manifest.identity}"
+    return f"{reading.manifest.identity}{passed_over(reading.manifest.added())}"
+
+
+def _says_the_same(file: bytes, place: str, manifest: Manifest) -> bool:
+    protocol, promised = read_protocol(file, place, newer=True), manifest.protocol
+    if promised.added():
+        protocol, promised = protocol.known(), promised.known()
+    return protocol.to_bytes() == promised.to_bytes()
 
 
 def _lists_agree(manifest: Manifest, files: Mapping[str, bytes], place: str) -> Iterator[str]:
@@ -283,7 +291,7 @@ def check_results(reading: Reading) -> Checking:
     if "7-results/results.json" not in reading.evidence.members:
         raise NotChecked("the results are absent")
     packed = Results.from_bytes(reading.evidence.results, "7-results/results.json")
-    yield from agree(packed.to_json(), reading.results.to_json())
+    yield from agree(packed.known().to_json() | {"schema": reading.results.schema_}, reading.results.to_json())
     return f"{len(reading.results.estimates)} estimates and {len(reading.results.hypotheses)} decisions derived again"
 
 

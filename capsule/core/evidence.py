@@ -21,12 +21,14 @@ class Evidence:
 
     `generations` are the manifests of the chain by number from 1, each a map of file name to bytes; `attempt_files`
     the digests of every attempt's files; `table` the rows of the packed table, or the words for why it was not read,
-    and `telemetry_table` likewise, gone through once and in order.
+    and `telemetry_table` likewise, gone through once and in order. `later` are members of a newer minor version of the
+    format, which are listed and hashed and not looked at.
     """
 
     container_findings: list[str] = field(default_factory=list)
     member_findings: list[str] = field(default_factory=list)
     members: set[str] = field(default_factory=set)
+    later: list[str] = field(default_factory=list)
     generations: dict[int, dict[str, bytes]] = field(default_factory=dict)
     ledger: bytes = b""
     head: bytes = b""

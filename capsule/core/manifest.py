@@ -19,6 +19,7 @@ from capsule.core.paths import path_bytes, shown
 from capsule.core.plan import Cell
 from capsule.core.protocol import Protocol
 from capsule.core.schema import Model, Natural, Text, first_error
+from capsule.core.version import pattern
 
 
 class SourceEntry(Model):
@@ -92,7 +93,7 @@ class Supersedes(Model):
 class Manifest(Model):
     """Everything that was frozen; see `docs/spec/manifest.md`."""
 
-    schema_: Annotated[Literal["capsule.manifest/0"], Field(alias="schema")]
+    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.manifest"))]
     protocol: Protocol
     protocol_file: FileDigest
     cells: ListDigest

@@ -32,6 +32,7 @@ from capsule.core.schema import (
     Scalar,
     Text,
 )
+from capsule.core.version import pattern
 
 ObservationType = Literal["float64", "float32", "float16", "int64", "uint64", "bool", "text"]
 FailureClass = Literal[
@@ -189,7 +190,7 @@ class Sources(Model):
 class Protocol(Model):
     """A whole protocol, normalised; see `docs/spec/protocol.md`."""
 
-    schema_: Annotated[Literal["capsule.protocol/0"], Field(alias="schema")]
+    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.protocol"))]
     name: Name
     title: Text
     question: Text

@@ -23,6 +23,7 @@ from capsule.core.progress import Row, counts
 from capsule.core.protocol import Estimate, Gate, Hypothesis, Protocol, milliseconds
 from capsule.core.record import number
 from capsule.core.schema import Model, Natural
+from capsule.core.version import pattern, version_of
 
 CELLS_NAMED_MAX = 20
 RELATIVE_TOLERANCE = 1e-12
@@ -105,7 +106,7 @@ class ChargeResult(Model):
 class Results(Model):
     """Everything that the records say, by the frozen rules."""
 
-    schema_: Annotated[Literal["capsule.results/0"], Field(alias="schema")]
+    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.results"))]
     manifest: Digest
     cells: dict[str, Natural]
     reasons: dict[str, Natural]
@@ -130,7 +131,7 @@ def derive(manifest: Manifest, rows: Sequence[Row], account: Account) -> Results
     ]
     hypotheses = [_hypothesis_result(protocol, hypothesis, estimates, groups) for hypothesis in protocol.hypotheses]
     return Results(
-        schema_="capsule.results/0",
+        schema_=version_of("capsule.results"),
         manifest=manifest.identity,
         cells=counts(rows),
         reasons=_reasons(rows),

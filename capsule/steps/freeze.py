@@ -30,6 +30,7 @@ from capsule.core.plan import Cell, enumerate_cells
 from capsule.core.protocol import Protocol
 from capsule.core.redact import redact, secret_values
 from capsule.core.toml import line_of, read_protocol
+from capsule.core.version import version_of
 from capsule.host import environment, launch, source, store
 from capsule.host.durable import write_durably
 from capsule.host.source import Drift
@@ -112,7 +113,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     _check_trials(protocol, file, scan.entries)
     _check_commands(protocol, file, cells)
     manifest = Manifest(
-        schema_="capsule.manifest/0",
+        schema_=version_of("capsule.manifest"),
         protocol=protocol,
         protocol_file=FileDigest(size=len(data), sha256=digest_of(data)),
         cells=list_digest(files["cells.jsonl"]),

@@ -11,19 +11,19 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from capsule.core.attempt import Account, ManifestAdopted, Opened
 from capsule.core.errors import BusyError, DriftError, RefusedError
 from capsule.core.progress import counts, final_rows, remaining
 from capsule.core.protocol import reserved_ms
+from capsule.core.version import version_of
 from capsule.host import environment
 from capsule.host.clock import read_clock
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger, Transaction
 from capsule.host.reservation import LOCK, Worker, alone
-from capsule.host.slurm.commands import inspect_cluster
-from capsule.host.slurm.job import check_arguments
+from capsule.host.slurm.job import rehearse
 from capsule.host.workspace import Generation, Workspace, find_workspace
 from capsule.steps.attempts import AttemptRan, Display, Request, Work
 from capsule.steps.freeze import check_drift, claim, draft
@@ -65,7 +65,7 @@ def run(request: Request, display: Display) -> Ran:
         DriftError: sources, protocol or environment differ from what was frozen.
         BusyError: another run is at work on this protocol, or holds the device.
         RefusedError: a device is in quarantine, or nothing could be started.
-        MachineError: there is no such device here.
+        MachineError: there is no such device here, or Slurm does not answer.
         KeyboardInterrupt: a signal asked to stop; every attempt has ended.
     """
     workspace = find_workspace(request.protocol)
@@ -83,8 +83,9 @@ def run(request: Request, display: Display) -> Ran:
     )
     _check(work)
     if request.slurm is not None:
-        check_arguments(request.slurm)
-        work.cluster = inspect_cluster()
+        budget = generation.manifest.protocol.budget
+        work.cluster = rehearse(request.slurm, reserved_ms(budget) // budget.devices)
+        display.note(f"jobs of cluster {work.cluster.name}: {'; '.join(work.cluster.notes)}")
     if request.dry_run:
         return _ran(work, standing(workspace, generation))
     claim(workspace)
@@ -96,7 +97,7 @@ def run(request: Request, display: Display) -> Ran:
         try:
             SideBySide(work).run()
         finally:
-            if request.slurm is not None:
+            if work.cluster is not None:
                 for finding in account_jobs(workspace):
                     display.note(f"{finding.attempt}: {finding.words}")
     return _ran(work, standing(workspace, generation))
@@ -182,7 +183,7 @@ def _open_ledger(work: Work) -> None:
                 hint="a ledger is evidence and never removed; restore it with its head from a copy",
             )
         if account.protocol is None:
-            opened = Opened(format="capsule.ledger/0", protocol=work.workspace.name)
+            opened = Opened(format=version_of("capsule.ledger"), protocol=work.workspace.name)
             transaction.append("opened", None, opened, read_clock())
         for manifest in chain[len(account.manifests) :]:
             before = manifest.supersedes.manifest if manifest.supersedes else None
@@ -202,7 +203,7 @@ def _ran(work: Work, now: Standing) -> Ran:
         device=", ".join(f"{device.uuid} ({device.name})" for slot in work.slots for device in slot),
         side_by_side=len(work.slots),
         unit=work.unit,
-        attempts=tuple(work.attempts),
+        attempts=tuple(replace(ran, debited_ms=now.account.attempts[ran.id].held_ms) for ran in work.attempts),
         cells=counts(final_rows(manifest, now.cells, now.account, now.journals)),
         remaining=len(remaining(manifest, now.cells, now.account)),
         stopped=work.stopped,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from capsule.archive.layout import is_allowed
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
 from capsule.archive.tables import read_table, scan_table
@@ -72,6 +73,9 @@ def collect(stream: BinaryIO) -> Evidence:
     tables: dict[str, bytes] = {}
     for name, size, digest, data in _members(stream, evidence):
         evidence.members.add(name)
+        if not is_allowed(name):
+            evidence.later.append(name)
+            continue
         room, _, rest = name.partition("/")
         match room:
             case "1-manifest":
@@ -146,6 +150,8 @@ def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, s
 
 
 def _is_kept(name: str) -> bool:
+    if not is_allowed(name):
+        return False
     if name.startswith("3-attempts/"):
         return name.rpartition("/")[2] in OF_ATTEMPTS
     return name.startswith(("1-manifest/", "2-ledger", "4-records/", "7-results/"))

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import zstandard
 
 FRAME = 2 << 20
-HEADER = ("0-header.json", b'{"digest":"sha256","format":"capsule-archive/0","frame_size_bytes":2097152}\n')
+HEADER = ("0-header.json", b'{"digest":"sha256","format":"capsule-archive/1","frame_size_bytes":2097152}\n')
 END = bytes(1024)
 LIBRARY_LINE = b'["zstd","%d.%d.%d",1]\n' % zstandard.ZSTD_VERSION
 
@@ -101,7 +101,7 @@ def frame_lines(frames: Sequence[bytes], raws: Sequence[bytes]) -> bytes:
 
 
 def index_frame(members: int, frames: int, offset: int, raw_offset: int, table: bytes) -> bytes:
-    body = b"capsule-index/0\n" + struct.pack("<5Q", members, frames, offset, len(table), raw_offset)
+    body = b"capsule-index/1\n" + struct.pack("<5Q", members, frames, offset, len(table), raw_offset)
     return struct.pack("<II", 0x184D2A5C, 88) + body + hashlib.sha256(table).digest()
 
 

@@ -213,8 +213,10 @@ def list_vectors() -> Iterator[Vector]:
     )
     yield Vector("m2-sums-missing", "C-14", lambda: forge(present=full[:-1]))
     yield Vector("m4-header-missing", "C-13", lambda: forge(present=full[1:]))
-    version = (HEADER[0], HEADER[1].replace(b"archive/0", b"archive/9"))
-    yield Vector("m4-version-9", "C-13", lambda: forge(present=[version, *full[1:]]), HEADER[0])
+    zero = (HEADER[0], HEADER[1].replace(b"archive/1", b"archive/1.0"))
+    yield Vector("m4-version-1.0", "C-13", lambda: forge(present=[zero, *full[1:]]), HEADER[0])
+    tag = (HEADER[0], HEADER[1].replace(b"archive/1", b"package/1"))
+    yield Vector("m4-format-other", "C-13", lambda: forge(present=[tag, *full[1:]]), HEADER[0])
     md5 = (HEADER[0], HEADER[1].replace(b"sha256", b"md5"))
     yield Vector("m4-header-md5", "C-13", lambda: forge(present=[md5, *full[1:]]), HEADER[0])
     yield Vector("m4-header-empty", "C-13", lambda: forge(present=[(HEADER[0], b""), *full[1:]]), HEADER[0])
@@ -228,7 +230,7 @@ def index_vectors() -> Iterator[Vector]:
 
     past = struct.pack("<Q", 1 << 63)
     for name, offset, value in (
-        ("tag", 8, b"capsule-index/1\n"),
+        ("tag", 8, b"capsule-index/9\n"),
         ("members", 24, past),
         ("frames", 32, struct.pack("<Q", 1 << 31)),
         ("table-offset-zero", 40, bytes(8)),

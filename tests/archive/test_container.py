@@ -86,7 +86,7 @@ def test_identity_is_that_of_the_member_lines() -> None:
     sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in [header(), *SMALL]).encode()
     members = [header(), *SMALL, (layout.SUMS, sums)]
     lines = [canonical_line([name, len(content), hashlib.sha256(content).hexdigest()]) for name, content in members]
-    expected = digest_of(b"capsule-archive/0\n" + b"".join(lines))
+    expected = digest_of(b"capsule-archive/1\n" + b"".join(lines))
     seals = [examine(io.BytesIO(pack_with_writer(SMALL, level=level))).sealed for level in (1, 3, 9)]
     assert {sealed.identity for sealed in seals if sealed} == {expected}
     assert len({sealed.container for sealed in seals if sealed}) == 3

@@ -56,7 +56,7 @@ def protocol_text(chance: random.Random, title: str) -> str:
     pick = chance.choice
     isolation = pick(["start", "workload", "cell"])
     arms = ["once", "twice", "thrice"][: chance.randint(2, 3)]
-    lines = ['schema = "capsule.protocol/0"', 'name = "study"', f"title = {json.dumps(title)}", 'question = "Is it?"']
+    lines = ['schema = "capsule.protocol/1"', 'name = "study"', f"title = {json.dumps(title)}", 'question = "Is it?"']
     lines.append(f"replay_sample = {chance.randint(1, 3)}" if chance.random() < 0.3 else "")
     for arm in arms:
         command = isolation == "cell" and chance.random() < 0.3
@@ -132,7 +132,7 @@ class _History:
 
     def members(self) -> Members:
         manifest = self.freeze(None)
-        self.write("opened", None, {"format": "capsule.ledger/0", "protocol": "study"})
+        self.write("opened", None, {"format": "capsule.ledger/1", "protocol": "study"})
         self.write("manifest_adopted", None, {"manifest": manifest.identity, "supersedes": None})
         if self.chance.random() < 0.2:
             self.write("sealed", None, {"size": 2, "sha256": digest_of(b"{\xff"), "hex": "7bff"})
@@ -172,7 +172,7 @@ class _History:
                 rows_seen=sum(e["data"]["rows"] for e in ended),
             )  # fmt: skip
         manifest = Manifest(
-            schema_="capsule.manifest/0", protocol=protocol, cells=list_digest(cells),
+            schema_="capsule.manifest/1", protocol=protocol, cells=list_digest(cells),
             protocol_file=FileDigest(size=len(text), sha256=digest_of(text)), sources=list_digest(lists[None]),
             arms=tuple(
                 ArmSource(arm=arm.name, revision=arm.revision, sources=list_digest(lists[arm.revision]))

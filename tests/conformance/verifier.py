@@ -106,7 +106,7 @@ def decode_lines(data: bytes) -> Iterator[Any]:
 ZSTD = b"\x28\xb5\x2f\xfd"
 INDEX_START = b"\x5c\x2a\x4d\x18" + struct.pack("<I", 88)
 FULL = 2 << 20
-HEADER_BYTES = b'{"digest":"sha256","format":"capsule-archive/0","frame_size_bytes":2097152}\n'
+HEADER_BYTES = b'{"digest":"sha256","format":"capsule-archive/1","frame_size_bytes":2097152}\n'
 LARGEST_READ, LARGEST_TABLE = 64 << 20, 1 << 30
 NAMES = re.compile(
     r"0-header\.json"
@@ -379,7 +379,7 @@ def read_container(data: bytes) -> dict[str, Any]:
         "members": members,
         "in_container": [f"{code}: {words}" for code, member, words in findings if member is None],
         "in_members": placed,
-        "identity": None if findings else sha(b"capsule-archive/0\n" + lines),
+        "identity": None if findings else sha(b"capsule-archive/1\n" + lines),
         "foreign": not data.startswith(ZSTD),
     }
 
@@ -431,7 +431,7 @@ def check_tail(data: bytes, at: int, members: int, frames: list[Any], before: in
     """C-17 and C-18: the index and the seek table that the frames imply, and nothing after them."""
     begin = frames[before][0]
     digest = hashlib.sha256(data[begin:at]).digest()
-    index = b"capsule-index/0\n" + struct.pack("<5Q", members, len(frames), begin, at - begin, table_at) + digest
+    index = b"capsule-index/1\n" + struct.pack("<5Q", members, len(frames), begin, at - begin, table_at) + digest
     pairs = [(size, len(raw)) for _, size, raw, _ in frames] + [(96, 0)]
     seek = b"".join(struct.pack("<II", *pair) for pair in pairs) + struct.pack("<IBI", len(pairs), 0, 0x8F92EAB1)
     for code, expected in (
@@ -596,7 +596,7 @@ FAILURES = (
 VOID = "user lost host_crash lease_lost ledger_failed never_started".split()
 
 PROTOCOL = record(
-    schema=word("capsule.protocol/0"),
+    schema=word("capsule.protocol/1"),
     name=NAME,
     title=TEXT,
     question=TEXT,
@@ -695,7 +695,7 @@ PROTOCOL = record(
 LIST = record(count=integer(), sha256=digest)
 FILE = record(size=integer(), sha256=digest)
 MANIFEST = record(
-    schema=word("capsule.manifest/0"),
+    schema=word("capsule.manifest/1"),
     protocol=PROTOCOL,
     protocol_file=FILE,
     cells=LIST,
@@ -762,7 +762,7 @@ SAMPLE = record(
 )  # fmt: skip
 END = {"outcome": OUTCOME, "evidence": string(), "charge": CHARGE, "rows": integer(), "files": mapping(string(), FILE)}
 EVENTS: dict[str, Shape] = {
-    "opened": record(format=word("capsule.ledger/0"), protocol=string()),
+    "opened": record(format=word("capsule.ledger/1"), protocol=string()),
     "manifest_adopted": record(manifest=digest, supersedes=maybe(digest)),
     "sealed": record(size=integer(), sha256=digest, hex=like("([0-9a-f]{2})*")),
     "correction": record(debited_ms=integer(), reason=string()),
@@ -1887,7 +1887,7 @@ def derive(known: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     hypotheses = [decided(protocol, item, by_workload, estimates, kinds) for item in protocol["hypotheses"]]
     return {
-        "schema": "capsule.results/0",
+        "schema": "capsule.results/1",
         "manifest": known["identity"],
         "cells": {status: sum(r["status"] == status for r in rows) for status in ("ok", "failed", "not_run")},
         "reasons": dict(Counter(f"{r['status']}: {r['reason']}" for r in rows if r["status"] != "ok")),

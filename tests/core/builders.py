@@ -61,7 +61,7 @@ from capsule.core.telemetry import READINGS, Sample, summarize, worst
 from capsule.core.toml import read_protocol
 
 PROTOCOL = """\
-schema = "capsule.protocol/0"
+schema = "capsule.protocol/1"
 name = "sums"
 title = "Is the builtin sum faster?"
 question = "Does sum take less time than a loop?"
@@ -210,7 +210,7 @@ def _generation(text: str, supersedes: Supersedes | None) -> dict[str, bytes]:
             files[f"sources-{arm.revision}.jsonl"] = sources_bytes(source_entries({"trial.py": arm.revision.encode()}))
     names = {arm.name: f"sources-{arm.revision}.jsonl" if arm.revision else "sources.jsonl" for arm in frozen.arms}
     manifest = Manifest(
-        schema_="capsule.manifest/0",
+        schema_="capsule.manifest/1",
         protocol=frozen,
         protocol_file=FileDigest(size=len(text.encode()), sha256=digest_of(text.encode())),
         cells=list_digest(files["cells.jsonl"]),
@@ -348,7 +348,7 @@ class History:
 
     def opened(self) -> History:
         """Open the ledger under the first manifest."""
-        self.event("opened", None, Opened(format="capsule.ledger/0", protocol=self.manifest.protocol.name))
+        self.event("opened", None, Opened(format="capsule.ledger/1", protocol=self.manifest.protocol.name))
         self.event("manifest_adopted", None, ManifestAdopted(manifest=self.manifest.identity, supersedes=None))
         return self
 

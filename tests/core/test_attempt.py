@@ -99,7 +99,7 @@ def data_of(name: str, *, ms: int = 10, pilot: bool = False, manifest: str = FIR
 def opened() -> Account:
     """Return the account of a ledger that was opened under a manifest."""
     account = Account()
-    apply(account, Event(0, "opened", None, AT, Opened(format="capsule.ledger/0", protocol="p")))
+    apply(account, Event(0, "opened", None, AT, Opened(format="capsule.ledger/1", protocol="p")))
     apply(account, Event(1, "manifest_adopted", None, AT, ManifestAdopted(manifest=FIRST, supersedes=None)))
     assert not account.faults
     return account
@@ -244,8 +244,8 @@ TestLedger = Ledger.TestCase
 @pytest.mark.parametrize(
     ("name", "attempt", "data"),
     [
-        ("opened", None, Opened(format="capsule.ledger/0", protocol="p")),
-        ("opened", "a000001", Opened(format="capsule.ledger/0", protocol="p")),
+        ("opened", None, Opened(format="capsule.ledger/1", protocol="p")),
+        ("opened", "a000001", Opened(format="capsule.ledger/1", protocol="p")),
         ("manifest_adopted", None, ManifestAdopted(manifest=SECOND, supersedes=None)),
         ("manifest_adopted", None, ManifestAdopted(manifest=SECOND, supersedes=SECOND)),
         ("reserved", None, data_of("reserved")),

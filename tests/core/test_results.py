@@ -75,7 +75,7 @@ def test_results_are_read_from_their_own_bytes() -> None:
     """K-08: results are canonical JSON without a float; numbers are the shortest text that gives them back."""
     found = results_of(honest())
     assert Results.from_bytes(found.to_bytes(), "r") == found
-    assert json.loads(found.to_bytes(), parse_float=lambda _: pytest.fail("a float"))["schema"] == "capsule.results/0"
+    assert json.loads(found.to_bytes(), parse_float=lambda _: pytest.fail("a float"))["schema"] == "capsule.results/1"
     with pytest.raises(MalformedError):
         Results.from_bytes(found.to_bytes().replace(b'"supported"', b'"proven"'), "r")
 

@@ -28,6 +28,7 @@ DOCUMENTS = {
     "T": "telemetry.md",
     "S": "signatures.md",
     "V": "verdict.md",
+    "F": "versions.md",
 }
 CLAUSE = re.compile(r"^- \*\*([A-Z]-[0-9]{2})\*\* ", re.MULTILINE)
 
@@ -52,7 +53,7 @@ def test_ids_are_unique_and_consecutive(letter: str) -> None:
     """A clause has one id, and no id was left away."""
     found = clauses(letter)
     assert found == [f"{letter}-{number:02d}" for number in range(1, len(found) + 1)]
-    assert len(found) >= 8
+    assert len(found) >= (5 if letter == "F" else 8)
 
 
 @pytest.mark.parametrize("letter", sorted(set(DOCUMENTS) - {"V"}))

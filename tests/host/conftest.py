@@ -41,7 +41,7 @@ def protocol_of(
     arm: dict[str, Any] = {"name": "only", "parameters": parameters or {}}
     arm |= {"command": command} if command else {"trial": trial}
     value = {
-        "schema": "capsule.protocol/0", "name": "0001-x", "title": "t", "question": "q",
+        "schema": "capsule.protocol/1", "name": "0001-x", "title": "t", "question": "q",
         "arms": [arm],
         "workloads": [{"name": "w", "parameters": {"n": 3}}],
         "design": {
@@ -88,7 +88,7 @@ class Bench:
 
     def open(self) -> None:
         self.snapshot.mkdir()
-        self.ledger.append("opened", None, Opened(format="capsule.ledger/0", protocol="0001-x"), read_clock())
+        self.ledger.append("opened", None, Opened(format="capsule.ledger/1", protocol="0001-x"), read_clock())
         self.ledger.append("manifest_adopted", None, ManifestAdopted(manifest=MANIFEST, supersedes=None), read_clock())
 
     def asked(self, protocol: Protocol) -> Reserved:
