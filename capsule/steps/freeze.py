@@ -106,12 +106,19 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     cells = enumerate_cells(protocol)
     scan = source.scan_sources(workspace.root, protocol.sources, progress=progress)
     refuse_secrets("\n".join(entry.path for entry in scan.entries).encode(), "the sources' paths", "the sources")
-    store.put_all(workspace.root, scan.entries)
-    files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
-    for revision in {arm.revision for arm in protocol.arms if arm.revision}:
-        files[sources_name(revision)] = _revision(workspace, revision, protocol)
     _check_trials(protocol, file, scan.entries)
     _check_commands(protocol, file, cells)
+    lock = _lock(workspace, protocol, file)
+    revisions = {
+        revision: source.scan_revision(workspace.root, revision, protocol.sources).entries
+        for revision in sorted({arm.revision for arm in protocol.arms if arm.revision})
+    }
+    # Written only now, when nothing is left to complain about: a refused freeze leaves no `.capsule` behind.
+    store.put_all(workspace.root, scan.entries)
+    for revision, entries in revisions.items():
+        store.put_revision(workspace.root, revision, entries)
+    files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
+    files |= {sources_name(revision): sources_bytes(entries) for revision, entries in revisions.items()}
     manifest = Manifest(
         schema_=version_of("capsule.manifest"),
         protocol=protocol,
@@ -122,7 +129,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
             ArmSource(arm=arm.name, revision=arm.revision, sources=list_digest(files[sources_name(arm.revision)]))
             for arm in protocol.arms
         ),
-        lock=_lock(workspace, protocol, file),
+        lock=lock,
         supersedes=supersedes,
     )
     files["manifest.json"] = manifest.to_bytes()
@@ -253,12 +260,6 @@ def refuse_secrets(data: bytes, what: str, file: str) -> None:
             f"{file}:{line}: expected no secret in {what}, found what looks like one ({found[0].kind})",
             hint="the manifest is published; name an environment variable instead",
         )
-
-
-def _revision(workspace: Workspace, revision: str, protocol: Protocol) -> bytes:
-    scan = source.scan_revision(workspace.root, revision, protocol.sources)
-    store.put_revision(workspace.root, revision, scan.entries)
-    return sources_bytes(scan.entries)
 
 
 def _check_trials(protocol: Protocol, file: str, entries: list[SourceEntry]) -> None:

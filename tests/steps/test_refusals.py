@@ -343,3 +343,24 @@ def test_the_value_of_a_secret_variable_is_never_published(
     assert said.code == 4
     assert "expected no secret in" in said.err
     assert value not in said.err + said.out
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds = [1, 2]": "seeds = []"}, "seeds"),
+        ({'trial = "trial:measure"\nparameters = { factor = 2 }': 'trial = "other:measure"'}, "other.py"),
+        ({'python = ">=3.11"': 'python = ">=3.11"\nlock = "lock.txt"'}, "lock.txt"),
+        ({'python = ">=3.11"': 'python = "three"'}, "three"),
+        ({'name = "twice"\n': f'name = "twice"\nrevision = "{"0" * 40}"\n', '"start"': '"cell"'}, "git repository"),
+    ],
+    ids=["plan", "module", "lock", "specifier", "revision"],
+)
+def test_a_refused_freeze_leaves_nothing(capsule: Capsule, tmp_path: Path, changes: dict[str, str], words: str) -> None:
+    """Whatever is wrong with a protocol is found before anything is written, so the folder stays as it was."""
+    protocol = make_study(tmp_path / "s", changes=changes)
+    (protocol.parent / ".capsule").rmdir()
+    before = sorted(protocol.parent.iterdir())
+    said = capsule("freeze", protocol)
+    assert (said.code in (2, 4), words in said.err) == (True, True), said
+    assert sorted(protocol.parent.iterdir()) == before
