@@ -25,6 +25,8 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import date, datetime, time
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -106,7 +108,11 @@ def decode_lines(data: bytes) -> Iterator[Any]:
 ZSTD = b"\x28\xb5\x2f\xfd"
 INDEX_START = b"\x5c\x2a\x4d\x18" + struct.pack("<I", 88)
 FULL = 2 << 20
-HEADER_BYTES = b'{"digest":"sha256","format":"capsule-archive/1","frame_size_bytes":2097152}\n'
+HEADER = re.compile(
+    rb'\{"digest":"sha256","format":"capsule-archive/1(\.[1-9][0-9]{0,2})?","frame_size_bytes":2097152\}\n'
+)
+OTHER_MAJOR = re.compile(rb'"format":"capsule-archive/(?!1[".])[0-9.]+"')
+LATER = re.compile(r"[0-9]-[A-Za-z0-9-]{1,30}(\.[a-z]{1,10})?(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
 LARGEST_READ, LARGEST_TABLE = 64 << 20, 1 << 30
 NAMES = re.compile(
     r"0-header\.json"
@@ -127,7 +133,9 @@ class Fault(Exception):
     """Where reading in order stops: clause, file offset, and the member that is named or None."""
 
 
-def is_name(name: str) -> bool:
+def is_name(name: str, newer: bool = False) -> bool:
+    if newer and len(name) <= 100 and LATER.fullmatch(name):
+        return True
     return NAMES.fullmatch(name) is not None
 
 
@@ -265,6 +273,7 @@ def read_container(data: bytes) -> dict[str, Any]:
     members: dict[str, tuple[int, str, bytes]] = {}
     listed: list[tuple[str, int, str]] = []
     findings: list[tuple[str, str | None, str]] = []
+    newer = other = False
 
     def say(code: str, member: str | None, words: str = "") -> None:
         findings.append((code, member, words))
@@ -298,7 +307,7 @@ def read_container(data: bytes) -> dict[str, Any]:
         return bytes(tar[begin:end])
 
     def read_members() -> int:
-        nonlocal inside, table_at
+        nonlocal inside, table_at, newer, other
         last, total, sums = "", 0, b""
         while True:
             if at == len(tar) and not pull():
@@ -321,7 +330,7 @@ def read_container(data: bytes) -> dict[str, Any]:
                 raise Fault("C-19", seen[-1][0], name)
             inside = name
             wrong = []
-            if not is_name(name):
+            if not is_name(name, newer):
                 wrong.append("C-11")
             elif name <= last:
                 wrong.append("C-12")
@@ -335,16 +344,25 @@ def read_container(data: bytes) -> dict[str, Any]:
             if any(take(-size % 512)):
                 say("C-09", name)
             digest = hashlib.sha256(content).hexdigest()
-            if name == "0-header.json" and content != HEADER_BYTES:
-                say("C-13", name)
+            if name == "0-header.json" and not listed:
+                version = HEADER.fullmatch(content)
+                newer, other = version is not None and version[1] is not None, OTHER_MAJOR.search(content) is not None
+                if version is None:
+                    say("C-13", name)
+                if other:
+                    raise Fault("C-13", seen[-1][0], name)
             if name == "9-SHA256SUMS" and size == len(sums) and content != sums:
                 say("C-14", name)
-            if is_name(name):
+            if is_name(name, newer):
                 listed.append((name, size, digest))
                 sums += f"{digest}  {name}\n".encode()
                 last = max(last, name)
             if not wrong:
-                if READ.fullmatch(name) and size > (LARGEST_TABLE if name.startswith("4-") else LARGEST_READ):
+                if (
+                    is_name(name)
+                    and READ.fullmatch(name)
+                    and size > (LARGEST_TABLE if name.startswith("4-") else LARGEST_READ)
+                ):
                     say("size", name, "too large to be read")
                     content = b""
                 members[name] = (size, "sha256:" + digest, content)
@@ -380,7 +398,7 @@ def read_container(data: bytes) -> dict[str, Any]:
         "in_container": [f"{code}: {words}" for code, member, words in findings if member is None],
         "in_members": placed,
         "identity": None if findings else sha(b"capsule-archive/1\n" + lines),
-        "foreign": not data.startswith(ZSTD),
+        "foreign": not data.startswith(ZSTD) or other,
     }
 
 
@@ -413,7 +431,7 @@ def check_table(
                     said = True
                 position, unmatched = where + 1, 0 if where > position else unmatched
                 continue
-            say("C-15", parsed[1].decode("latin-1") if parsed and is_name(parsed[1].decode("latin-1")) else None)
+            say("C-15", parsed[1].decode("latin-1") if parsed and is_name(parsed[1].decode("latin-1"), True) else None)
             unmatched, said = unmatched + 1, True
         if len(wanted) - position > unmatched or not said:
             say("C-15", None, "members are not listed, or in another order")
@@ -496,7 +514,7 @@ def salvage(frames: Iterator[Any], seen: list[Any], table_at: int | None, say: A
     begin = 0
     for line in lines:
         match = MEMBER_LINE.fullmatch(line)
-        if match is None or not is_name(match[1].decode("latin-1")):
+        if match is None or not is_name(match[1].decode("latin-1"), True):
             break
         size = int(match[2])
         stop = begin + len(tar_header(match[1], size)) + size + -size % 512
@@ -545,10 +563,40 @@ def mapping(key: Shape, shape: Shape) -> Shape:
     return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(shape, value.values()))
 
 
+newer_minor = ContextVar("newer_minor", default=False)
+"""Whether what is judged is of a newer minor version, whose objects may have further keys."""
+
+
 def record(**fields: Shape) -> Shape:
     return lambda value: (
-        isinstance(value, dict) and value.keys() == fields.keys() and all(fields[key](value[key]) for key in fields)
+        isinstance(value, dict)
+        and (value.keys() == fields.keys() or (newer_minor.get() and value.keys() > fields.keys()))
+        and all(fields[key](value[key]) for key in fields)
     )
+
+
+def version(name: str) -> Shape:
+    return like(re.escape(name) + r"/1(\.[1-9][0-9]{0,2})?")
+
+
+@contextmanager
+def reading(document: Any, key: str = "schema") -> Iterator[None]:
+    """Judge by the version that a document names."""
+    text = document.get(key) if isinstance(document, dict) else None
+    token = newer_minor.set(isinstance(text, str) and re.fullmatch(r"[a-z.]+/1\.[1-9][0-9]{0,2}", text) is not None)
+    try:
+        yield
+    finally:
+        newer_minor.reset(token)
+
+
+def common(value: Any, other: Any) -> Any:
+    """Leave away every key that the other value does not have in that place."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return {key: common(value[key], other[key]) for key in value if key in other}
+    if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
+        return [common(one, two) for one, two in zip(value, other, strict=True)]
+    return value
 
 
 def boolean(value: Any) -> bool:
@@ -596,7 +644,7 @@ FAILURES = (
 VOID = "user lost host_crash lease_lost ledger_failed never_started".split()
 
 PROTOCOL = record(
-    schema=word("capsule.protocol/1"),
+    schema=version("capsule.protocol"),
     name=NAME,
     title=TEXT,
     question=TEXT,
@@ -695,7 +743,7 @@ PROTOCOL = record(
 LIST = record(count=integer(), sha256=digest)
 FILE = record(size=integer(), sha256=digest)
 MANIFEST = record(
-    schema=word("capsule.manifest/1"),
+    schema=version("capsule.manifest"),
     protocol=PROTOCOL,
     protocol_file=FILE,
     cells=LIST,
@@ -762,7 +810,7 @@ SAMPLE = record(
 )  # fmt: skip
 END = {"outcome": OUTCOME, "evidence": string(), "charge": CHARGE, "rows": integer(), "files": mapping(string(), FILE)}
 EVENTS: dict[str, Shape] = {
-    "opened": record(format=word("capsule.ledger/1"), protocol=string()),
+    "opened": record(format=version("capsule.ledger"), protocol=string()),
     "manifest_adopted": record(manifest=digest, supersedes=maybe(digest)),
     "sealed": record(size=integer(), sha256=digest, hex=like("([0-9a-f]{2})*")),
     "correction": record(debited_ms=integer(), reason=string()),
@@ -841,11 +889,13 @@ def read_toml(data: bytes) -> dict[str, Any]:
     if len(data) > 1 << 20:
         raise Bad("more than a megabyte")
     try:
-        tree = normal(tomllib.loads(data.decode().replace("\r\n", "\n"), parse_float=FloatText))
+        tree = tomllib.loads(data.decode().replace("\r\n", "\n"), parse_float=FloatText)
+        with reading(tree):
+            tree = normal(tree)
+            if not PROTOCOL(tree):
+                raise Bad("not a protocol")
     except (ValueError, RecursionError) as error:
         raise Bad(f"not TOML: {error}") from error
-    if not PROTOCOL(tree):
-        raise Bad("not a protocol")
     return tree
 
 
@@ -895,6 +945,8 @@ def free_value(value: Any, inside: bool = False) -> Any:
 
 def plain(value: Any) -> Any:
     """Refuse numbers with a fraction where none belongs, and write times as RFC 3339."""
+    if isinstance(value, FloatText) and newer_minor.get():
+        return str(value)
     if isinstance(value, FloatText):
         raise Bad(f"the number {value} where none with a fraction belongs")
     if isinstance(value, datetime) and value.tzinfo is not None:
@@ -1207,11 +1259,16 @@ def read_ledger(data: bytes) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     hashes: list[str] = []
     wrong: list[str] = []
+    opening: dict[str, Any] = {}
     for number, line in enumerate(lines):
         try:
             event = decode_json(line)
-            if not EVENT(event) or not EVENTS[event["event"]](event["data"]):
+            if not EVENT(event):
                 raise Bad("not an event")
+            opening = event["data"] if event["event"] == "opened" else opening
+            with reading(opening, "format"):
+                if not EVENTS[event["event"]](event["data"]):
+                    raise Bad(f"not the data of {event['event']}")
             if event["seq"] != number or event["prev"] != (hashes[-1] if hashes else None):
                 wrong.append(f"line {number + 1} does not follow the line before it")
             events.append(event)
@@ -2269,8 +2326,9 @@ def v03_required(known: Known) -> Iterator[str]:
 
 def read_manifest(data: bytes) -> dict[str, Any]:
     manifest = decode_json(data)
-    if not MANIFEST(manifest):
-        raise Bad("not a manifest")
+    with reading(manifest):
+        if not MANIFEST(manifest):
+            raise Bad("not a manifest")
     wrong = complaint(manifest["protocol"])
     if wrong:
         raise Bad(f"its protocol: {wrong}")
@@ -2282,8 +2340,8 @@ def v04_manifest(known: Known) -> Iterator[str]:
         need("manifest.json" in files, f"manifest {number}")
         manifest = read_manifest(files["manifest.json"])
         known["manifests"].append((number, sha(files["manifest.json"]), manifest))
-        promised = [(arm["name"], arm["revision"]) for arm in manifest["protocol"]["arms"]]
-        if [(arm["arm"], arm["revision"]) for arm in manifest["arms"]] != promised:
+        arms = [(arm["name"], arm["revision"]) for arm in manifest["protocol"]["arms"]]
+        if [(arm["arm"], arm["revision"]) for arm in manifest["arms"]] != arms:
             yield f"manifest {number} names other arms than its protocol"
         lists = {"cells.jsonl": manifest["cells"], "sources.jsonl": manifest["sources"]}
         for arm in manifest["arms"]:
@@ -2305,7 +2363,11 @@ def v04_manifest(known: Known) -> Iterator[str]:
             wrong = complaint(protocol)
             if wrong:
                 raise Bad(f"protocol.toml: {wrong}")
-            if encode_json(protocol) != encode_json(manifest["protocol"]):
+            promised = manifest["protocol"]
+            with reading(manifest):
+                if newer_minor.get():
+                    protocol, promised = common(protocol, promised), common(promised, protocol)
+            if encode_json(protocol) != encode_json(promised):
                 yield f"the protocol of manifest {number} is not that of protocol.toml"
     need(known["manifests"], "the manifest")
 
@@ -2626,7 +2688,11 @@ def v18_results(known: Known) -> Iterator[str]:
     need(known["manifests"] and known["cells"] and known["chain"]["events"], "the manifest, plan or ledger")
     known["results"] = derive(known, final_rows(known))
     need("7-results/results.json" in known["members"], "the results")
-    yield from differences(decode_json(known["members"]["7-results/results.json"][2]), known["results"])
+    packed = decode_json(known["members"]["7-results/results.json"][2])
+    with reading(packed):
+        if newer_minor.get():
+            packed = common(packed, known["results"]) | {"schema": known["results"]["schema"]}
+    yield from differences(packed, known["results"])
 
 
 THROTTLES = (
@@ -2808,7 +2874,7 @@ def verify(data: bytes, against: tuple[str, ...] = (), trust: dict[str, Any] = N
         return {"integrity": "broken", "outcome": "withheld", "failed": ["V-01"], "findings": {"V-01": words}}
     generations: dict[int, dict[str, bytes]] = {}
     for name, (_, _, content) in read["members"].items():
-        if name.startswith("1-manifest/"):
+        if name.startswith("1-manifest/") and is_name(name):
             generations.setdefault(int(name[11:14]), {})[name[15:]] = content
     known: Known = {
         **read, "archive": read["identity"], "against": against, "generations": generations, "manifests": [],
