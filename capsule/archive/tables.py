@@ -11,15 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from capsule.archive.parquet_footer import SIZE_MAX, check_footer
 from capsule.core.errors import MalformedError
 from capsule.core.record import float_bits, from_float_bits
 
 ROW_GROUP_ROWS = 65_536
 BATCH_ROWS = 4_096
 """Rows of a large table that are held at a time."""
-ENCODINGS = frozenset({"PLAIN", "RLE"})
-"""Of values, and of the levels that say which are null; every other encoding can be larger decoded than encoded."""
-
 FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2}
 
 
@@ -64,11 +62,12 @@ def read_table(data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, w
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=1 << 20, thrift_container_size_limit=1 << 20)
-        _check_footer(pa, file, data, columns, rows_max, where)
+        check_footer(data, [name for name, _ in columns], rows_max)
+        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=SIZE_MAX, thrift_container_size_limit=SIZE_MAX)
+        _check_schema(pa, file, columns, where)
         table = file.read(use_threads=False)
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         raise _no_table(error, where) from error
     return list(_rows(pa, table, columns))
 
@@ -83,9 +82,10 @@ def scan_table(data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, w
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=1 << 20, thrift_container_size_limit=1 << 20)
-        _check_footer(pa, file, data, columns, rows_max, where)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        check_footer(data, [name for name, _ in columns], rows_max)
+        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=SIZE_MAX, thrift_container_size_limit=SIZE_MAX)
+        _check_schema(pa, file, columns, where)
+    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         raise _no_table(error, where) from error
     return _scanned(pa, file, columns, where)
 
@@ -95,7 +95,7 @@ def _scanned(pa: Any, file: Any, columns: Sequence[tuple[str, str]], where: str)
         for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
             batch.validate(full=True)
             yield from _rows(pa, pa.Table.from_batches([batch]), columns)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         raise _no_table(error, where) from error
 
 
@@ -109,27 +109,10 @@ def _rows(pa: Any, table: Any, columns: Sequence[tuple[str, str]]) -> Iterator[d
         yield dict(zip(values, row, strict=True))
 
 
-def _check_footer(
-    pa: Any, file: Any, data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, where: str
-) -> None:
+def _check_schema(pa: Any, file: Any, columns: Sequence[tuple[str, str]], where: str) -> None:
     schema = pa.schema([pa.field(name, _arrow_type(pa, kind)) for name, kind in columns])
     if not file.schema_arrow.equals(schema):
         raise MalformedError(f"{where}: expected the frozen columns, found {', '.join(file.schema_arrow.names)[:200]}")
-    meta = file.metadata
-    if meta.num_rows > rows_max or meta.num_row_groups > rows_max + 1:
-        raise MalformedError(f"{where}: expected at most {rows_max} rows, found {meta.num_rows} declared")
-    counted = 0
-    for group in range(meta.num_row_groups):
-        counted += meta.row_group(group).num_rows
-        for index in range(len(columns)):
-            chunk = meta.row_group(group).column(index)
-            if chunk.compression != "UNCOMPRESSED" or not ENCODINGS.issuperset(chunk.encodings):
-                found = f"{chunk.compression}, {', '.join(chunk.encodings)}"
-                raise MalformedError(f"{where}: expected plain uncompressed columns, found {found}")
-            if chunk.total_uncompressed_size > len(data):
-                raise MalformedError(f"{where}: a column declares more bytes than the file has")
-    if counted != meta.num_rows:
-        raise MalformedError(f"{where}: expected {meta.num_rows} rows in its groups, found {counted}")
 
 
 def _arrow_type(pa: Any, kind: str) -> Any:

@@ -55,3 +55,56 @@ def test_damage_in_the_middle_is_words_and_not_a_crash() -> None:
         damaged[at] ^= 0xFF
         with suppress(MalformedError):
             assert len(list(scan_table(bytes(damaged), COLUMNS, 500, "t"))) == 500
+
+
+def column_footer(data: bytes, name: bytes) -> int:
+    """Return where in a table's footer the codec of a column stands, zigzag in one byte."""
+    before = bytes([len(name)]) + name + b"\x15"
+    assert data.count(before + b"\x00\x16") == 1
+    return data.index(before + b"\x00\x16") + len(before)
+
+
+def test_a_footer_is_judged_before_pyarrow_aborts_over_it() -> None:
+    """A codec that does not exist ends the process within pyarrow; a damaged footer must be words."""
+    data = write_table(COLUMNS, rows(20))
+    at = column_footer(data, b"number")
+    for codec, words in ((b"\x7e", "codec 63"), (b"\x0c", "codec 6"), (b"\x01", "codec -1")):
+        with pytest.raises(MalformedError, match=words):
+            read_table(data[:at] + codec + data[at + 1 :], COLUMNS, 20, "x")
+    assert len(read_table(data, COLUMNS, 20, "x")) == 20
+
+
+def test_every_flipped_bit_of_a_footer_is_a_table_or_words() -> None:
+    data = write_table(COLUMNS, rows(20))
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    refused = 0
+    for position in range(start, len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            try:
+                read_table(bytes(changed), COLUMNS, 20, "x")
+            except MalformedError:
+                refused += 1
+    assert refused > 1500
+
+
+@pytest.mark.parametrize(
+    ("footer", "words"),
+    [
+        (b"\x19\x0c" * 20, "cannot be read"),
+        (b"\x1c" * 40, "more than 16 levels"),
+        (b"\x1d\x00", "unknown kind"),
+        (b"\x18\xff\xff\xff\x7f", "beyond the footer's end"),
+        (b"\x19\xf3\xff\xff\xff\xff\x7f", "cannot be read"),
+        (b"\x16" + b"\xff" * 11, "more than 64 bits"),
+        (b"\x16\x02\x06\x02\x02\x00", "field 1 twice"),
+        (b"\x00x", "bytes behind"),
+        (b"\x00", "cannot be read"),
+        (bytes((1 << 20) + 1), "at most 1048576"),
+    ],
+)
+def test_footers_that_are_none(footer: bytes, words: str) -> None:
+    data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(MalformedError, match=words):
+        read_table(data, COLUMNS, 20, "x")

@@ -1,0 +1,169 @@
+"""The footer of a Parquet file, read before pyarrow sees it: some values that no writer writes abort the process there.
+
+A footer is one struct in Thrift's compact protocol. Only what bounds the decoding is looked at: the codec and the
+encodings of every column, that nothing is encrypted, and that every enumeration has a value that exists.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAGIC = b"PAR1"
+SIZE_MAX = 1 << 20
+"""Bytes of a footer; one of 250 row groups with forty columns, 16 million rows, has about as many."""
+
+DEPTH_MAX = 16
+UNCOMPRESSED = 0
+ENCODINGS = frozenset({0, 3})
+"""PLAIN and RLE, of values and of the levels that say which are null; others can be larger decoded than encoded."""
+
+TYPES, REPETITIONS, CONVERTED_TYPES = range(8), range(3), range(22)
+_VARINT_BYTES_MAX = 10
+Fields = Mapping[int, Any]
+"""A struct: values by the number of their field."""
+
+
+class FooterError(ValueError):
+    """Words for a footer that is none, or that asks for more than plain uncompressed columns."""
+
+
+def check_footer(data: bytes, columns: Sequence[str], rows_max: int) -> None:
+    """Hold the footer of a Parquet file to flat, plain, uncompressed columns of these names and so many rows (R-09).
+
+    Raises:
+        FooterError: it says otherwise, or cannot be read.
+    """
+    size = int.from_bytes(data[-8:-4], "little")
+    if data[:4] != MAGIC or data[-4:] != MAGIC or not 0 < size <= len(data) - 12:
+        raise FooterError("no footer of an unencrypted Parquet file")
+    if size > SIZE_MAX:
+        raise FooterError(f"a footer of {size} bytes, of which at most {SIZE_MAX} are read")
+    try:
+        file = _Compact(data[len(data) - 8 - size : -8]).whole()
+        _check_schema(file, [name.encode() for name in columns])
+        rows = file[3]
+        if not 0 <= rows <= rows_max or len(file[4]) > rows_max + 1:
+            raise FooterError(f"{rows} rows declared, of which at most {rows_max} are expected")
+        for group in file[4]:
+            rows -= _from_zero(group[3], "number of rows")
+            if [chunk[3][3] for chunk in group[1]] != [[name.encode()] for name in columns]:
+                raise FooterError("a row group without the frozen columns")
+            for chunk in group[1]:
+                _check_column(chunk, len(data))
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise FooterError("a footer that cannot be read") from error
+    if rows:
+        raise FooterError("another number of rows than in its row groups")
+
+
+def _check_schema(file: Fields, columns: Sequence[bytes]) -> None:
+    """Hold the schema to a root with these leaves, and the file to no encryption."""
+    root, *leaves = file[2]
+    if [leaf[4] for leaf in leaves] != columns or root[5] != len(columns):
+        raise FooterError(f"columns {b', '.join(leaf[4] for leaf in leaves)[:200]!r}, expected the frozen ones")
+    for leaf in leaves:
+        if leaf.get(5):
+            raise FooterError("columns within columns")
+        _one_of(TYPES, leaf[1], "type")
+        _one_of(REPETITIONS, leaf[3], "repetition")
+        _one_of(CONVERTED_TYPES, leaf.get(6, 0), "converted type")
+    if 8 in file or 9 in file:
+        raise FooterError("a footer that is encrypted or signed")
+
+
+def _check_column(chunk: Fields, size: int) -> None:
+    """Hold one column of one row group to what can be decoded within the file's size."""
+    column = chunk[3]
+    if 1 in chunk or 8 in chunk or 9 in chunk:
+        raise FooterError("a column in another file, or encrypted")
+    _one_of(TYPES, column[1], "type")
+    if column[4] != UNCOMPRESSED or not ENCODINGS.issuperset(column[2]):
+        raise FooterError(f"codec {column[4]}, encodings {sorted(set(column[2]))}; plain uncompressed columns expected")
+    _from_zero(column[5], "number of values")
+    if max(_from_zero(column[6], "size"), _from_zero(column[7], "size"), _from_zero(column[9], "place")) > size:
+        raise FooterError("a column that declares more bytes than the file has")
+
+
+def _from_zero(value: int, what: str) -> int:
+    if not 0 <= value < 2**63:
+        raise FooterError(f"a {what} of {value}")
+    return value
+
+
+def _one_of(allowed: range, value: Any, what: str) -> None:
+    if value not in allowed:
+        raise FooterError(f"a {what} that does not exist: {str(value)[:40]}")
+
+
+class _Compact:
+    """A cursor over Thrift's compact protocol; what it gives is bounded by the bytes that it is given."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def whole(self) -> Fields:
+        """Return the one struct that the bytes are."""
+        fields = self._struct(0)
+        if self._at != len(self._data):
+            raise FooterError("bytes behind the footer's end")
+        return fields
+
+    def _struct(self, depth: int) -> Fields:
+        fields: dict[int, Any] = {}
+        number = 0
+        while header := self._byte():
+            number = number + (header >> 4) if header >> 4 else self._integer()
+            if number in fields:
+                raise FooterError(f"field {number} twice")
+            kind = header & 15
+            fields[number] = kind == 1 if kind in (1, 2) else self._value(kind, depth + 1)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise FooterError(f"more than {DEPTH_MAX} levels")
+        if kind in (1, 2, 3):  # in a list, a truth value is a byte
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._integer()
+        if kind == 7:
+            return struct.unpack("<d", self._bytes(8))[0]
+        if kind == 8:
+            return self._bytes(self._varint())
+        if kind in (9, 10):
+            header = self._byte()
+            count = header >> 4 if header >> 4 < 15 else self._varint()
+            return [self._value(header & 15, depth + 1) for _ in range(count)]
+        if kind == 11:
+            count = self._varint()
+            kinds = self._byte() if count else 0
+            return [(self._value(kinds >> 4, depth + 1), self._value(kinds & 15, depth + 1)) for _ in range(count)]
+        if kind == 12:
+            return self._struct(depth)
+        raise FooterError(f"a value of the unknown kind {kind}")
+
+    def _byte(self) -> int:
+        self._at += 1
+        return self._data[self._at - 1]
+
+    def _bytes(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise FooterError("text beyond the footer's end")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _varint(self) -> int:
+        value = 0
+        for place in range(_VARINT_BYTES_MAX):
+            byte = self._byte()
+            value |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                return value
+        raise FooterError("a number of more than 64 bits")
+
+    def _integer(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
