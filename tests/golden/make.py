@@ -15,10 +15,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import rfc8785
 
+from capsule.archive import layout
 from capsule.archive.reader import examine
 from capsule.archive.tables import read_table, write_table
 from capsule.archive.writer import CapsuleWriter
@@ -58,10 +61,16 @@ def unpack(data: bytes) -> Members:
     return {name: content for name, content in found.kept.items() if name not in OWN}
 
 
-def seal(members: Members) -> bytes:
-    """Seal members into a sound container, as a forger would."""
+def seal(members: Members, version: str = layout.FORMAT) -> bytes:
+    """Seal members into a sound container, as a forger would, or as another version of the format would."""
     stream = io.BytesIO()
-    with CapsuleWriter(stream) as writer:
+    header = layout.HEADER_BYTES.replace(layout.FORMAT.encode(), version.encode())
+    allowed = partial(layout.is_allowed, newer=True)
+    with (
+        patch.object(layout, "HEADER_BYTES", header),
+        patch.object(layout, "is_allowed", allowed),
+        CapsuleWriter(stream) as writer,
+    ):
         for name in sorted(members):
             writer.add(name, len(members[name]), members[name])
         writer.close()
@@ -226,6 +235,23 @@ def _enlarged(match: re.Match[bytes]) -> bytes:
     return b'"amount":' + rfc8785.dumps(value * 1000 if value > 15 else value)
 
 
+def newer(members: Members) -> Members:
+    """A capsule as a newer minor version may write it: further keys and a further member."""
+    before = members[MANIFEST]
+    manifest = json.loads(before) | {"schema": "capsule.manifest/1.2", "venue": "north"}
+    manifest["protocol"] |= {"schema": "capsule.protocol/1.1", "mood": "good"}
+    file = members["1-manifest/001/protocol.toml"].replace(b'/1"', b'/1.1"\nmood = "good"', 1)
+    manifest["protocol_file"] = {"size": len(file), "sha256": digest_of(file)}
+    after = canonical(manifest)
+    ledger = members[LEDGER].replace(digest_of(before).encode(), digest_of(after).encode())
+    lines = parse_lines(ledger, LEDGER)
+    lines[0]["data"] |= {"format": "capsule.ledger/1.9", "site": "north"}
+    lines[-1]["data"]["weather"] = "rain"
+    results = json.loads(members[RESULTS]) | {"schema": "capsule.results/1.1", "manifest": digest_of(after), "mood": 1}
+    added = {"1-manifest/001/protocol.toml": file, MANIFEST: after, RESULTS: canonical(results)}
+    return with_ledger({**members, **added, "7-results/plots/ratio.svg": b"<svg/>"}, lines)
+
+
 FORGERIES: tuple[Callable[[Members], Members], ...] = (
     results_edited, row_removed, journal_edited, charge_lowered, attempt_removed, event_removed, tail_removed,
     source_swapped, source_missing, results_missing, ledger_missing, threshold_moved, cell_dropped, import_foreign,
@@ -254,6 +280,7 @@ def goldens() -> dict[str, tuple[bytes, str]]:
     members = unpack(supported)
     for forge in FORGERIES:
         made[forge.__name__.replace("_", "-")] = (seal(forge(members)), forge.__doc__ or "")
+    made["newer-minor"] = (seal(newer(members), "capsule-archive/1.1"), newer.__doc__ or "")
     made["outcome-edited"] = (seal(outcome_edited(unpack(refuted))), outcome_edited.__doc__ or "")
     for name, data in damaged(supported).items():
         made[name] = (data, "Bytes changed after sealing.")
