@@ -21,7 +21,7 @@ from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Out
 from capsule.core.errors import MachineError
 from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
 from capsule.host.cgroup import Cgroup
-from capsule.host.clock import ClockSource, read_clock, realtime_ms, same_boot
+from capsule.host.clock import ClockSource, read_boot_id, read_clock, realtime_ms, same_boot
 from capsule.host.devices import backend_for
 from capsule.host.killable import call
 from capsule.host.launch import LaunchOrder
@@ -117,11 +117,12 @@ def _reconcile_one(
         if left:
             pids = ", ".join(str(item.pid) for item in left)
             return Finding(attempt.id, "silent", f"its supervisor is gone and pid {pids} cannot be ended")
-        _await_clean(attempt, traces)
+        _await_clean(attempt, traces, lease_dir)
         ending = _ending(attempt, events, traces, clock(), killed=True)
     elif _held_by_unknown(attempt, traces, ledger, lease_dir):
         return Finding(attempt.id, "silent", "its lease is still held, by a process that cannot be seen from here")
     else:
+        _await_clean(attempt, traces, lease_dir)
         ending = _ending(attempt, events, traces, clock(), killed=False)
     return write_end(ledger, attempt, traces, ending, clock)
 
@@ -290,15 +291,22 @@ def _release_ms(reserved: Reserved, traces: Traces) -> int:
     return traces.order.limits.release_grace_ms if traces.order else reserved.reserved_ms
 
 
-def _await_clean(attempt: Attempt, traces: Traces) -> None:
-    """Wait until the attempt's devices are back at their baseline, at most for the grace: until then it is charged."""
+def _await_clean(attempt: Attempt, traces: Traces, lease_dir: Path) -> None:
+    """Wait until the attempt's devices are back at their baseline, at most for the grace: until then it is charged.
+
+    A device that was released or reset since, or that somebody else has leased since, had been back.
+    """
     order, intent = traces.order, attempt.intent
-    if order is None or intent is None or order.reserved.unit == "cpu":
+    if order is None or intent is None or order.reserved.unit == "cpu" or attempt.released is not None:
         return
+    if attempt.state == "held" or not same_boot(intent.leased.boot_id, read_boot_id()):
+        return
+    holders = {device: read_holder(lease_path(lease_dir, device)) for device in order.reserved.devices}
+    devices = [device for device, holder in holders.items() if holder is None or holder.token == order.token]
 
     def unclean() -> bool:
         baseline = intent.device_baseline
-        return any(backend_for(uuid).unclean(uuid, baseline_of(baseline, uuid)) for uuid in order.reserved.devices)
+        return any(backend_for(uuid).unclean(uuid, baseline_of(baseline, uuid)) for uuid in devices)
 
     until = time.monotonic() + order.limits.release_grace_ms / 1000
     while (left := until - time.monotonic()) > 0:
@@ -323,7 +331,7 @@ def _upper_after_boot(reserved_ms: int, devices: int, leased: Clock, now: Clock)
 def write_end(ledger: Ledger, attempt: Attempt, traces: Traces, ending: Ending, clock: ClockSource) -> Finding:
     """Finish an attempt's files and write its end, unless another command has moved it on meanwhile."""
     order = traces.order
-    mend(traces.directory)
+    mend(traces.directory, sampled=attempt.reserved is not None and attempt.reserved.unit != "cpu")
     irregular, cut = irregular_words(traces.directory), cut_journal(traces.directory)
     evidence = "; ".join([ending.evidence, *irregular, *([cut] if cut else [])])
     files = finish_files(

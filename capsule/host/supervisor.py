@@ -11,6 +11,7 @@ stopped and the attempt stays open: an attempt whose cost cannot be written down
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -41,7 +42,7 @@ from capsule.host.attempt_tree import AttemptTree
 from capsule.host.child import collect
 from capsule.host.clock import ClockSource, read_clock
 from capsule.host.devices.base import Baseline
-from capsule.host.durable import crash_at, sync
+from capsule.host.durable import arm, sync
 from capsule.host.lease import Holder, Lease, quarantine, quarantined, take
 from capsule.host.ledger import Ledger
 from capsule.host.loop import Loop, Signals
@@ -88,6 +89,12 @@ def heartbeat_interval_ms(elapsed_ms: int) -> int:
     return max(HEARTBEAT_MS, min(elapsed_ms // HEARTBEAT_GROWTH, HEARTBEAT_MS_MAX))
 
 
+def say(words: str) -> None:
+    """Write to the log, which may be on a disk that is full: what must be done next is done all the same."""
+    with contextlib.suppress(OSError):
+        print(words, file=sys.stderr, flush=True)
+
+
 class Supervisor:
     """One attempt from its lease to its settlement."""
 
@@ -130,13 +137,13 @@ class Supervisor:
                 wait_ms=order.lease_wait_ms,
                 cancelled=lambda: bool(self.signals.stops),
             )
-        except (Refusal, CapsuleError) as error:
+        except (Refusal, CapsuleError, OSError) as error:
             self.sampler.kill()
             return self._refuse(error)
         try:
             try:
                 self._inspect(lease)
-            except (Refusal, MachineError) as error:
+            except (Refusal, MachineError, OSError) as error:
                 if not lease.inherited:
                     lease.clear()
                 return self._refuse(error)
@@ -170,7 +177,7 @@ class Supervisor:
             self._abandon(error.message if isinstance(error, CapsuleError) else str(error))
             return launch.LEDGER_FAILED
         except Exception as error:
-            traceback.print_exc()
+            say(traceback.format_exc())
             self._abandon(repr(error))
             return launch.DEFECT
 
@@ -185,7 +192,7 @@ class Supervisor:
             baseline=self.baseline,
         )
 
-    def _refuse(self, error: Refusal | CapsuleError) -> int:
+    def _refuse(self, error: Refusal | CapsuleError | OSError) -> int:
         """Write that nothing was started, and why."""
         asked = self.order.reserved
         reason = error.reason if isinstance(error, Refusal) else "busy" if isinstance(error, BusyError) else "machine"
@@ -193,11 +200,11 @@ class Supervisor:
         if self.signals.stops:
             reason, words = "user", f"{self.signals.stops[0]} before anything was started"
         refused = Refused(manifest=asked.manifest, process=asked.process, pilot=asked.pilot, reason=reason, words=words)
-        print(words, file=sys.stderr)
+        say(words)
         try:
             self._append("refused", refused)
         except CapsuleError as failure:
-            print(failure.message, file=sys.stderr)
+            say(failure.message)
             return launch.MACHINE
         return launch.REFUSED
 
@@ -217,7 +224,7 @@ class Supervisor:
         try:
             self._append("intent", intent)
         except RefusedError as error:
-            print(error.message, file=sys.stderr)
+            say(error.message)
             return False
         return True
 
@@ -256,8 +263,7 @@ class Supervisor:
         watchdog = self.watchdog = Watchdog(trial, self.loop, self.clock)
         self.tree.watchdog = watchdog.pid
         self._leave_whereabouts()
-        while watchdog.started is None and watchdog.failure is None and not watchdog.gone:
-            self._turn(TURN_MS)
+        self._await_start(trial.deadline_ms)
         if watchdog.failure is not None:
             return failed_exit("exec_failed", watchdog.failure)
         if watchdog.started is None:
@@ -266,6 +272,17 @@ class Supervisor:
         self.tree.seen.add(pid)
         self._append("spawned", Spawned(pid=pid, start_ticks=start_ticks))
         return None
+
+    def _await_start(self, until_ms: int) -> None:
+        """Until it is known whether the trial was started: a watchdog that does not say so in time is killed."""
+        watchdog = self.watchdog
+        while watchdog is not None and watchdog.started is None and watchdog.failure is None and not watchdog.gone:
+            now_ms = self.clock().boottime_ms
+            if self.signals.stops:
+                until_ms = min(until_ms, now_ms + WATCHDOG_MS)
+            if now_ms >= until_ms:
+                watchdog.kill()
+            self._turn(TURN_MS)
 
     def _leave_whereabouts(self) -> None:
         watchdog = identify(self.watchdog.pid) if self.watchdog else None
@@ -280,7 +297,7 @@ class Supervisor:
         try:
             found = self.sampler.visible(environment, lambda: bool(self.signals.stops))
         except (Refusal, MachineError) as error:
-            print(f"which devices the trial sees is not known: {error}", file=sys.stderr)
+            say(f"which devices the trial sees is not known: {error}")
             return None
         leased = sorted(self.order.reserved.devices)
         if found is None or sorted(found) == leased:
@@ -304,17 +321,25 @@ class Supervisor:
                     self._stop("lease_lost", loss)
             if now.boottime_ms >= self.look_at_ms:
                 self._look(now)
+            if watchdog.gone and not self.tree.live():
+                self._turn(0)
+                if watchdog.status is None:
+                    return self._unknown_exit()
+                continue
             if self.cause is not None and (self.signals.now or now.boottime_ms >= self.kill_at_ms):
                 self.tree.kill()
                 if now.boottime_ms >= self.kill_at_ms + WATCHDOG_MS and not self.tree.live():
                     watchdog.kill()
                 self._turn(TURN_MS)
                 continue
-            until = min(
-                self.beat_at_ms, self.look_at_ms, deadline_ms if self.cause is None else self.kill_at_ms
-            )
+            until = min(self.beat_at_ms, self.look_at_ms, deadline_ms if self.cause is None else self.kill_at_ms)
             self._turn(until - self.clock().boottime_ms)
         return observed_exit(watchdog.status, watchdog.usage, self.cause)
+
+    def _unknown_exit(self) -> Exit:
+        """Return the exit of a leader that its watchdog had collected when it was killed, before it could say so."""
+        assert self.cause is not None
+        return failed_exit(self.cause[0], f"how it ended was lost with its watchdog; {self.cause[1]}")
 
     def _check(self, watchdog: Watchdog, now: Clock, deadline_ms: int) -> None:
         """Stop the trial if there is a reason to."""
@@ -331,7 +356,8 @@ class Supervisor:
 
     def _sampled(self, sample: Sample) -> None:
         """Keep a sample; raise the alarm if the trial should not go on."""
-        self.telemetry.write(sample)
+        if not self.telemetry.write(sample):
+            return
         if sample.lost:
             self.alarm = self.alarm or ("device_lost", sample.error or "the driver has lost the device")
         elif sample.exclusivity == "contaminated" and self.order.on_contamination == "stop":
@@ -350,10 +376,15 @@ class Supervisor:
     def _look(self, now: Clock) -> None:
         """Record the tree, for whoever must end it if everybody above it is killed; a fork storm ends now."""
         self.look_at_ms = now.boottime_ms + LOOK_MS
+        self._revive_sampler()
         storm = self.tree.look()
         if storm is not None and self.cause is None:
             self._stop("fork_storm", storm)
             self.kill_at_ms = now.boottime_ms
+
+    def _revive_sampler(self) -> None:
+        self.sampler.revive(self.baseline)
+        self.tree.sampler = self.sampler.pid
 
     def _stop(self, cause: Outcome, evidence: str) -> None:
         """Write why, then ask the whole tree to end."""
@@ -404,18 +435,21 @@ class Supervisor:
             self._turn(TURN_MS)
 
     def _clean_device(self) -> DeviceClean:
-        """Wait until every device is back at its idle baseline, at most for the grace; the charge ends here."""
+        """Wait until every device is back at its idle baseline, at most for the grace; the charge ends here.
+
+        A driver that gives no answer is asked again, by another sampler if need be: what is not known is charged.
+        """
         began = self.clock()
         until_ms = began.boottime_ms + self.order.limits.release_grace_ms
         while True:
             left_s = max(1.0, (until_ms - self.clock().boottime_ms) / 1000)
             try:
+                self._revive_sampler()
                 words = self.sampler.unclean(left_s)
-                failed = False
             except MachineError as error:
-                words, failed = error.message, True
+                words = error.message
             now = self.clock()
-            if not words or failed or now.boottime_ms >= until_ms:
+            if not words or now.boottime_ms >= until_ms:
                 break
             if now.boottime_ms >= self.beat_at_ms:
                 self._beat(now)
@@ -491,7 +525,8 @@ class Supervisor:
 
     def _abandon(self, words: str) -> None:
         """End the trial without writing to the ledger, and leave a note of when that was for `reconcile`."""
-        print(f"the attempt is abandoned: {words}", file=sys.stderr)
+        say(f"the attempt is abandoned: {words}")
+        self._await_start(self.clock().boottime_ms + WATCHDOG_MS)
         self._ask_to_end()
         while self.tree.live():
             if self.signals.now or self.clock().boottime_ms >= self.kill_at_ms:
@@ -501,7 +536,7 @@ class Supervisor:
         try:
             traces.leave(self.directory, traces.FAILURE, traces.Failure(words=words, emptied=self.clock()))
         except OSError as failure:
-            print(f"no note of it could be left: {failure}", file=sys.stderr)
+            say(f"no note of it could be left: {failure}")
 
     def _turn(self, timeout_ms: int) -> None:
         """Take in what comes within that time: messages of the helpers, signals, and ends of children."""
@@ -519,15 +554,14 @@ def main(arguments: Sequence[str]) -> int:
     """Carry out the order in the file named on the command line."""
     path = Path(arguments[0])
     order = launch.LaunchOrder.from_bytes(path.read_bytes(), str(path))
-    if crash := os.environ.get("CAPSULE_CRASH_AT"):
-        crash_at(int(crash))
+    arm(os.environ)
     os.umask(0o022)
     try:
         become_subreaper()
         found = traces.Whereabouts(supervisor=identify(os.getpid()), watchdog=None, cgroup=None)
         traces.leave(Path(order.attempt_dir), traces.WHEREABOUTS, found)
     except (MachineError, OSError) as error:
-        print(f"{order.attempt_dir}: nothing was started: {error}", file=sys.stderr)
+        say(f"{order.attempt_dir}: nothing was started: {error}")
         return launch.MACHINE
     return Supervisor(order).run()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.core.attempt import Clock, Outcome
 from capsule.core.canonical import canonical_line
-from capsule.core.telemetry import DeviceTelemetry, Sample, summarize, worst
-from capsule.host.durable import read_regular, sync
+from capsule.core.telemetry import DeviceTelemetry, Sample, read_samples, summarize, torn_bytes, worst
+from capsule.host.durable import create, read_regular, sync, write
 from capsule.host.launch import LaunchOrder
 
 TELEMETRY = "telemetry.jsonl"
@@ -41,37 +44,49 @@ class TelemetryFile:
         self._path = directory / TELEMETRY
         self._descriptor = -1
         self._size = 0
+        self._digest = hashlib.sha256()
 
-    def write(self, sample: Sample) -> None:
-        """Append a sample."""
+    def write(self, sample: Sample) -> bool:
+        """Append a sample; whether it is kept."""
         line = canonical_line(sample.to_json())
         if self.failure is None and self._size + len(line) > BYTES_MAX:
             self.failure = f"telemetry ends at {BYTES_MAX} bytes"
         if self.failure is not None:
-            return
+            return False
         try:
             if self._descriptor < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._descriptor = os.open(self._path, flags, 0o644)
-            written = os.write(self._descriptor, line)
-            if written < len(line):
-                os.ftruncate(self._descriptor, self._size)
-                self.failure = "telemetry could not be kept whole: the disk is full"
-            else:
-                self._size += written
+                self._descriptor = create(self._path, os.O_WRONLY | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW)
+            write(self._descriptor, line)
         except OSError as error:
-            self.failure = f"telemetry could not be kept whole: {error.strerror}"
+            self._fail(error)
+            if self._descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+            return False
+        self._size += len(line)
+        self._digest.update(line)
+        return True
 
     def sync(self) -> None:
         """Make what was written durable."""
         if self._descriptor >= 0:
-            sync(self._descriptor)
+            try:
+                sync(self._descriptor)
+            except OSError as error:
+                self._fail(error)
 
     def close(self) -> None:
-        """End writing."""
+        """End writing, when the trial has ended; a file that is not as it was written counts as absent."""
+        self.sync()
         if self._descriptor >= 0:
-            sync(self._descriptor)
             os.close(self._descriptor)
+        if (self._descriptor < 0 and os.path.lexists(self._path)) or not self._is_untouched():
+            self.failure = f"{TELEMETRY} was written by somebody else and counts as absent"
+            self._size = 0
+            set_aside(self._path)
+
+    def _fail(self, error: OSError) -> None:
+        self.failure = self.failure or f"telemetry could not be kept whole: {error.strerror}"
 
     def judge(self, order: LaunchOrder, leased: Clock, released: Clock) -> Findings:
         """Add the samples up over the attempt, from its lease to its release, and say what they mean for it."""
@@ -99,8 +114,10 @@ class TelemetryFile:
             notes += [f"{device}: the driver reported Xid {number}" for number in self._xids(device)]
         exclusivity = worst(devices.values())
         shared: tuple[Outcome, str] | None = None
-        if devices and exclusivity != "exclusive":
-            evidence = next(item.evidence for item in devices.values() if item.exclusivity == exclusivity)
+        if exclusivity != "exclusive":
+            evidence = next(
+                (item.evidence for item in devices.values() if item.exclusivity == exclusivity), "no sample was kept"
+            )
             if order.exclusivity == "required":
                 shared = exclusivity, evidence
             elif exclusivity == "contaminated":
@@ -112,16 +129,42 @@ class TelemetryFile:
             for line in file:
                 yield Sample.from_bytes(line.removesuffix(b"\n"), TELEMETRY)
 
+    def _is_untouched(self) -> bool:
+        """Whether the file is what was written, but for a part of a line at its end, which is cut off.
+
+        A trial runs as the same user and could write there.
+        """
+        if self._descriptor < 0:
+            return True
+        data = read_regular(self._path, self._size) or b""
+        if hashlib.sha256(data).digest() != self._digest.digest():
+            return False
+        os.truncate(self._path, self._size)
+        return True
+
     def _xids(self, device: str) -> list[int]:
         return sorted({sample.xid for sample in self._read() if sample.device == device and sample.xid})
 
 
-def mend(directory: Path) -> None:
-    """Cut a last line that was not written whole, as a supervisor leaves it that was killed or ran out of disk."""
-    data = read_regular(directory / TELEMETRY, BYTES_MAX) or b""
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(directory / TELEMETRY, whole)
+def set_aside(path: Path) -> None:
+    """Put out of the way what stands where telemetry belongs and is none."""
+    with contextlib.suppress(OSError):
+        path.rename(path.with_name(f"irregular-{secrets.token_hex(8)}-{path.name}"))
+
+
+def mend(directory: Path, *, sampled: bool) -> None:
+    """Cut a last line that was not written whole, as a supervisor leaves it that was killed or ran out of disk.
+
+    What is no telemetry at all, or stands there although nothing was sampled, is set aside.
+    """
+    path = directory / TELEMETRY
+    if not os.path.lexists(path):
+        return
+    data = read_regular(path, BYTES_MAX) or b""
+    if not sampled or any(isinstance(item, str) for item in read_samples(data)):
+        set_aside(path)
+    elif torn_bytes(data):
+        os.truncate(path, len(data) - torn_bytes(data))
 
 
 def _moved(first: Sample, later: Sample) -> tuple[Outcome, str] | None:

@@ -244,4 +244,3 @@ class _Keeper:
         words = self.why or "the trial ended by itself"
         note = Note(words=f"its watchdog saw that {words}", wait_status=self.status, emptied=self.clock())
         leave(self.trial.attempt_dir, NOTE, note)
-

@@ -471,7 +471,9 @@ def test_a_long_attempt_is_not_silent_between_its_rare_heartbeats(bench: Bench) 
 
 
 def test_a_status_says_that_nobody_looks_after_an_attempt(capsule: Capsule, tmp_path: Path) -> None:
-    protocol = make_study(tmp_path / "s", trial="import time\ndef measure(cell):\n    time.sleep(60)\n")
+    trial = "import time\ndef measure(cell):\n    time.sleep(60)\n"
+    changes = {"wall_limit_seconds = 15": "wall_limit_seconds = 4"}
+    protocol = make_study(tmp_path / "s", trial=trial, changes=changes)
     assert capsule("freeze", protocol).code == 0
     run = subprocess.Popen([sys.executable, "-m", "capsule", "run", str(protocol)], stdout=-3, stderr=-3)
     try:

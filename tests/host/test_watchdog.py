@@ -1,19 +1,22 @@
 """The watchdog ends what its supervisor cannot, whoever of them is killed or stopped, and in whatever order."""
 
+import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from capsule.core.attempt import Attempt, Reconciled, Settled
+from capsule.core.attempt import Attempt, Reconciled, Settled, exit_faults
 from capsule.host import launch
 from capsule.host.clock import read_clock
 from capsule.host.process import identify, is_alive
 from capsule.host.reconcile import Finding, liveness, reconcile
 from capsule.host.traces import SEEN, read_traces
 from tests.host.conftest import Bench, eventually, protocol_of
+from tests.host.crashes import Nursery, Observer, fake_device, held, hold, left_of, nursery, order_of, roles
 
 SLEEPER = "import os, time\nprint('up', flush=True)\nopen('PIDFILE', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
 HIDDEN = """
@@ -194,3 +197,133 @@ def test_no_helper_outlives_an_attempt(bench: Bench) -> None:
             continue
         assert f"CAPSULE_ATTEMPT={attempt.id}\0".encode() not in found or str(bench.root).encode() not in found
     assert gone(watchdog_of(bench, attempt.id))
+
+
+# Helpers that end or stop at the worst moment.
+
+DIES_WHEN_IT_KNOWS = """
+from capsule.host import watchdog
+real = watchdog.collect
+def collect():
+    found = real()
+    if any(pid == KEEPER.leader for pid, _, _ in found):
+        os.kill(os.getpid(), 9)
+    return found
+def run(self, real_run=watchdog._Keeper.run):
+    global KEEPER
+    KEEPER = self
+    real_run(self)
+watchdog.collect, watchdog._Keeper.run = collect, run
+"""
+STOPS_FIRST = """
+from capsule.host import watchdog
+def run(self, real_run=watchdog._Keeper.run):
+    os.kill(os.getpid(), 19)
+    real_run(self)
+watchdog._Keeper.run = run
+"""
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Nursery]:
+    with nursery() as found:
+        yield found
+
+
+def test_a_watchdog_killed_before_it_tells_the_end_does_not_hold_the_supervisor_for_ever(
+    bench: Bench, forks: Nursery
+) -> None:
+    observer = Observer(bench)
+    started = forks.start(order_of(bench, "ordinary"), DIES_WHEN_IT_KNOWS)
+    assert started.wait(15) == launch.SETTLED, bench.log(started.order.attempt)
+    found = hold(bench, started.order, observer)
+    assert isinstance(found.end, Settled)
+    assert found.end.outcome == "lost"
+    assert found.exit is not None
+    assert "how it ended was lost with its watchdog" in found.exit.evidence
+    assert list(exit_faults(found.exit, found.end.outcome)) == []
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_watchdog_that_is_stopped_before_it_starts_the_trial_is_given_up(
+    bench: Bench, forks: Nursery, asked: bool
+) -> None:
+    """At the wall limit, or a moment after somebody asked the supervisor to stop."""
+    order = order_of(bench, "ordinary", wall_limit_seconds="60" if asked else "0.5")
+    started = forks.start(order, STOPS_FIRST)
+    eventually(lambda: "intent" in bench.names(order.attempt))
+    if asked:
+        os.kill(started.supervisor, signal.SIGTERM)
+    assert started.wait(15) == launch.SETTLED, bench.log(order.attempt)
+    found = hold(bench, order, None)
+    assert isinstance(found.end, Settled)
+    assert found.end.outcome == "lost"
+    assert found.end.charge.observed
+
+
+def test_a_supervisor_that_gives_up_while_its_watchdog_starts_leaves_no_trial(bench: Bench, forks: Nursery) -> None:
+    """The trial did not exist yet when the whereabouts could not be written, and was started all the same."""
+    changes = """
+from capsule.host import traces, watchdog
+real_leave, real_run = traces.leave, watchdog._Keeper.run
+def leave(directory, name, trace):
+    if name == traces.WHEREABOUTS and trace.watchdog is not None:
+        raise OSError(28, "No space left on device")
+    real_leave(directory, name, trace)
+def run(self):
+    import time
+    time.sleep(0.3)
+    real_run(self)
+traces.leave, watchdog._Keeper.run = leave, run
+"""
+    observer = Observer(bench)
+    started = forks.start(order_of(bench, "wall", wall_limit_seconds="20"), changes)
+    assert started.wait(15) == launch.LEDGER_FAILED, bench.log(started.order.attempt)
+    assert left_of(started.order) == []
+    hold(bench, started.order, observer)
+
+
+def test_a_sampler_that_is_killed_is_replaced_and_the_device_is_still_looked_at(
+    bench: Bench, forks: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_device(bench, monkeypatch, keeps_memory_ms=300)
+    observer = Observer(bench)
+    started = held(bench, forks, "after spawned", "supervisor.LOOK_MS = 20\n", trial="long")
+    (sampler,) = roles(bench, started)["sampler"]
+    os.kill(sampler, signal.SIGKILL)
+    os.kill(started.supervisor, signal.SIGCONT)
+    (following,) = eventually(lambda: set(roles(bench, started)["sampler"]) - {sampler})
+    assert started.wait() == launch.SETTLED, bench.log(started.order.attempt)
+    assert following != sampler
+    found = hold(bench, started.order, observer)
+    assert isinstance(found.end, Settled)
+    assert found.end.outcome == "completed"
+    assert "not clean" not in found.end.evidence
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
+    bench: Bench, forks: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_device(bench, monkeypatch)
+    scenario = bench.root / "devices/scenario.json"
+    scenario.write_text(json.dumps({"*": {"delays": {"visible": 700}}}))
+    changes = (
+        "supervisor.Sampler.visible = lambda self, environment, cancelled: "
+        "self._ask({'ask': 'visible', 'environment': dict(environment)}, 0.1, cancelled)['visible']\n"
+    )
+    started = forks.start(order_of(bench, "ordinary"), changes)
+    assert started.wait() == launch.SETTLED, bench.log(started.order.attempt)
+    found = hold(bench, started.order, None)
+    assert isinstance(found.end, Settled)
+    assert found.end.outcome == "completed"
+    assert "is not known" in bench.log(started.order.attempt)
+
+
+def test_a_lease_file_that_cannot_be_written_is_a_refusal(bench: Bench, forks: Nursery) -> None:
+    changes = "def take(*rest, **more):\n    raise OSError(28, 'No space left on device')\nsupervisor.take = take\n"
+    started = forks.start(order_of(bench, "ordinary"), changes)
+    assert started.wait() == launch.REFUSED, bench.log(started.order.attempt)
+    found = hold(bench, started.order, None)
+    assert found.refused is not None
+    assert (found.refused.reason, found.held_ms) == ("machine", 0)
+    assert "No space left" in found.refused.words

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from capsule.host.process import read_stat
 from tests.conftest import Capsule
+from tests.host.crashes import LONG
+from tests.host.crashes import chance as chance_of
 from tests.study import make_study
 
 TRIAL = """\
@@ -27,8 +29,12 @@ def measure(cell):
 
 
 def pids_of(workspace: Path) -> dict[str, list[int]]:
-    """Return the processes of a workspace's attempts by their role, newest attempt last."""
-    found: dict[str, list[int]] = {"supervisor": [], "trial": []}
+    """Return the processes of a workspace's attempts by their role.
+
+    Watchdog and sampler are forks of their supervisor: the one is the trial's parent, the other nobody's.
+    """
+    found: dict[str, list[int]] = {role: [] for role in ROLES}
+    forks = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes()
@@ -38,9 +44,16 @@ def pids_of(workspace: Path) -> dict[str, list[int]]:
         if str(workspace).encode() not in line:
             continue
         if b"capsule.host.supervisor" in line:
-            found["supervisor"].append(int(name))
+            forks.append(int(name))
         elif b"guest.py" in line:
             found["trial"].append(int(name))
+    parents = {stat.pid: stat.parent for stat in map(read_stat, [*forks, *found["trial"]]) if stat is not None}
+    for pid in forks:
+        if parents.get(pid) not in forks:
+            found["supervisor"].append(pid)
+        else:
+            above = [parents.get(trial) for trial in found["trial"]]
+            found["watchdog" if pid in above else "sampler"].append(pid)
     return found
 
 
@@ -55,12 +68,24 @@ def events_of(capsule: Capsule, protocol: Path) -> list[dict[str, Any]]:
     return listed
 
 
-@pytest.mark.parametrize("victims", [("cli",), ("supervisor",), ("trial",), ("cli", "supervisor", "trial")])
-@pytest.mark.parametrize("number", range(3))
+ROLES = ("cli", "supervisor", "watchdog", "sampler", "trial")
+VICTIMS = [
+    *((role,) for role in ROLES),
+    ("cli", "supervisor"),
+    ("supervisor", "watchdog"),
+    ("watchdog", "trial"),
+    ("supervisor", "watchdog", "trial"),
+    ROLES,
+]
+
+
+@pytest.mark.parametrize("victims", VICTIMS)
+@pytest.mark.parametrize("number", range(3 if LONG else 1))
 def test_killed_at_random_moments(capsule: Capsule, tmp_path: Path, victims: tuple[str, ...], number: int) -> None:
     """Whoever is killed when, the next run finishes the plan, and the capsule is intact with every attempt charged."""
-    chance = random.Random(f"{victims}{number}")
-    protocol = make_study(tmp_path / "s", trial=TRIAL, changes={"[retry]": "[retry]\nsignalled = 3"})
+    chance = chance_of("study", victims, number)
+    retry = "[retry]\nsignalled = 3\nsigkill_unattributed = 3"
+    protocol = make_study(tmp_path / "s", trial=TRIAL, changes={"[retry]": retry})
     assert capsule("freeze", protocol).code == 0
     kills = 0
     for _ in range(2):
@@ -77,7 +102,7 @@ def test_killed_at_random_moments(capsule: Capsule, tmp_path: Path, victims: tup
             run.kill()
         found = pids_of(tmp_path)
         for role in victims:
-            kill(found.get(role, []))
+            kill(found[role])
         run.wait(30)
     assert kills, "the run was over before anything was killed"
     finished = capsule("run", protocol, "--wait")
