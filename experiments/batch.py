@@ -101,8 +101,8 @@ def digest(tokens_T: Tensor) -> str:
 
 def microbatches(count: int, size: int) -> list[range]:
     """Split the indices of `count` responses into runs of at most `size`, in order."""
-    if size < 1:
-        raise BatchError(f"microbatch: expected at least one response, found {size}")
+    if not isinstance(size, int) or size < 1:
+        raise BatchError(f"microbatch: expected at least one response, found {size!r}")
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 

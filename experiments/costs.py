@@ -219,6 +219,30 @@ def activation_bytes(
     return prompt * (by_prompt + adjoints) + alive * (response - 1) * by_wave
 
 
+def equal_wave(
+    config: Config,
+    kept: Kept,
+    supervision: Supervision,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    microbatch: int,
+) -> int:
+    """Return the most responses that `prefix-packed` can run at once and keep no more bytes than `full-packed`.
+
+    `microbatch` is how many whole sequences `full-packed` runs at once. 0 where even one response keeps more.
+    """
+    prompt, response, responses = shape
+
+    def size(schedule: str, wave: int) -> int:
+        return activation_bytes(config, kept, supervision, dtype, schedule, (prompt, response, responses), wave)
+
+    first, most = size("prefix-packed", 1), size("full-packed", microbatch)
+    if first > most:
+        return 0
+    step = (response - 1) * kept.plain
+    return min(1 + (most - first) // step, responses) if step else responses
+
+
 def _build(config: Config) -> LoopedModel:
     if isinstance(config, OuroConfig):
         return Ouro(config)

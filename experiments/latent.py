@@ -130,9 +130,9 @@ def draw(seed: int, start: int, stop: int, width: int) -> Tensor:
     """Return the `position-v1` rows [stop - start, width] in fp32: a function of (seed, position, column) alone."""
     if not 0 <= start <= stop <= _LAYOUT_STEP or not 0 < width <= _LAYOUT_STEP:
         raise LatentError(f"latent: expected positions and width up to {_LAYOUT_STEP}, found {start}..{stop}, {width}")
-    positions = torch.arange(start, stop, dtype=torch.int64).unsqueeze(1)
-    counters = positions * _LAYOUT_STEP + torch.arange(width, dtype=torch.int64)
-    bits = _mix(counters + int(_mix(torch.tensor(seed, dtype=torch.int64))))
+    positions = torch.arange(start, stop, device="cpu").unsqueeze(1)
+    counters = positions * _LAYOUT_STEP + torch.arange(width, device="cpu")
+    bits = _mix(counters + int(_mix(torch.tensor(seed, dtype=torch.int64, device="cpu"))))
     uniform = ((bits & 0xFFFFFF).to(torch.float64) + 0.5) / 2**24
     inside = math.erf(TRUNCATION_SIGMAS / math.sqrt(2))
     normal: Tensor = math.sqrt(2) * torch.special.erfinv((2 * uniform - 1) * inside)

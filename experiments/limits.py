@@ -11,8 +11,21 @@ from collections.abc import Sequence
 
 import torch
 
-from experiments.costs import PAYS_FROM, Config, Kept, LimitError, activation_bytes, describe, flops, kept_bytes, work
+from experiments.costs import (
+    PAYS_FROM,
+    Config,
+    Kept,
+    LimitError,
+    activation_bytes,
+    describe,
+    equal_wave,
+    flops,
+    kept_bytes,
+    prelude_flops,
+    work,
+)
 from experiments.errors import ExperimentError
+from experiments.huginn import HuginnConfig
 from experiments.objective import Supervision
 from experiments.official import OFFICIAL, config_of
 
@@ -31,7 +44,7 @@ def lines(
     supervision: Supervision,
     dtype: torch.dtype,
 ) -> list[str]:
-    """Return the table, and a last line that says whether sharing pays.
+    """Return the table, the wave that costs no memory, and last whether sharing pays, and for which latents.
 
     `shape` is P, D, G. Whole sequences run `microbatch` at once, suffixes `wave`.
     """
@@ -52,7 +65,22 @@ def lines(
         f"kept per token {kept.plain / 1e6:.3g} MB ({kept.rematerialised / 1e6:.3g} MB rematerialised), "
         f"keys and values per prompt token {boundary / 1e6:.3g} MB"
     )
-    return [*table, verdict(counted["full-packed"] / counted["prefix-packed"], shape)]
+    table.append(_equal(equal_wave(config, kept, supervision, dtype, shape, microbatch)))
+    table.append(verdict(counted["full-packed"] / counted["prefix-packed"], shape))
+    if isinstance(config, HuginnConfig) and responses > 1:
+        apart = prelude_flops(config, supervision, prompt, [response] * responses).total
+        table.append(
+            "That needs one latent at the prompt: the same for all responses, or a two-key one. Where responses start "
+            f"from latents of their own, the prelude alone is shared: up to {counted['full-packed'] / apart:.3f}x."
+        )
+    return table
+
+
+def _equal(wave: int) -> str:
+    """Say which wave of `prefix-packed` keeps no more bytes than `full-packed`."""
+    if not wave:
+        return "even one suffix at a time keeps more bytes than full-packed"
+    return f"up to {wave} suffixes at once keep no more bytes than full-packed"
 
 
 def verdict(limit: float, shape: tuple[int, int, int]) -> str:

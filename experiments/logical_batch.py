@@ -20,6 +20,10 @@ class UnknownScheduleError(ExperimentError):
     """No schedule has this name."""
 
 
+class ModelError(ExperimentError):
+    """The model is none of a looped family, or is wrapped in another module."""
+
+
 class WeighedLoss(Loss, Protocol):
     """A loss that also knows what each token of a logical batch weighs."""
 
@@ -48,11 +52,17 @@ def accumulate(
     """Add the gradient of a logical batch to the parameters' `.grad`; the optimizer steps afterwards, never before.
 
     Weights are computed once over all groups and sliced, so neither groups nor microbatches change the objective.
-    Raises UnknownScheduleError, PolicyVersionError where responses of any two groups were sampled by different
-    versions, WeightError for weights that are not one finite [D] a response, and whatever the schedule refuses.
+    Raises UnknownScheduleError, ModelError, PolicyVersionError where responses of any two groups were sampled by
+    different versions, WeightError for weights that are not one finite [D] a response, and whatever the schedule
+    refuses.
     """
     if schedule not in SCHEDULES:
         raise UnknownScheduleError(f"schedule: expected one of {', '.join(SCHEDULES)}, found {schedule!r}")
+    if not isinstance(model, LoopedModel):
+        raise ModelError(
+            f"model: expected one that families.load gives, found {type(model).__name__}; of a wrapped one, hand in "
+            "what it wraps"
+        )
     device = model.head_VC.device
     _refuse_mixed_policies(groups, options)
     lengths = [length for group in groups for length in group.lengths]

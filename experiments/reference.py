@@ -7,7 +7,8 @@ fails (2 for a folder or an argument that it cannot use). A folder holds a check
     inputs    prompt [P]; responses [T], one after another, with response_lengths [G] that add up to T;
               advantages [T]; reference_log_probs [T]; for Huginn alone initial_state [P + longest response, C]
     results   per_loop_log_probs [T, loops]; terminal_entropy [T]; loss [1]; grad.NAME for every parameter
-    metadata  alpha, kl_coefficient, entropy_coefficient; reduction (token_mean or response_mean)
+    metadata  alpha, kl_coefficient, entropy_coefficient; reduction (token_mean, which it is if left out, or
+              response_mean)
 
 The gate is that of the lower of the folder's and the requested precision. Published fp32 results carry rounding of
 their own, and fp64 ones reduce norms in fp32, so that 4e-6 and 1e-6 are what they can show. In bf16 a schedule is
@@ -156,8 +157,8 @@ class Published:
         return value
 
     def mean(self) -> Mean:
-        """Return what a token weighs."""
-        found = self.metadata.get("reduction", "")
+        """Return what a token weighs; the published form says token mean, and names it or not."""
+        found = self.metadata.get("reduction", "token_mean")
         if found not in REDUCTIONS:
             raise self.error("metadata reduction", " or ".join(REDUCTIONS), repr(found))
         return REDUCTIONS[found]

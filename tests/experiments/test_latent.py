@@ -28,6 +28,13 @@ def test_a_row_depends_on_seed_and_position_alone():
     assert not torch.equal(draw(6, 0, 40, WIDTH), whole)
 
 
+def test_a_row_is_drawn_on_the_cpu_whatever_the_default_device():
+    """A trainer may have made another device the default one."""
+    with torch.device("meta"):
+        found = draw(5, 17, 23, WIDTH)
+    assert torch.equal(found, draw(5, 17, 23, WIDTH))
+
+
 def test_known_values():
     """Pinned, so that another rule cannot slip in under the same name."""
     found = draw(1, 0, 2, 2).flatten().tolist()

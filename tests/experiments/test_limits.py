@@ -161,6 +161,24 @@ def test_a_shared_prompt_keeps_its_graph_and_adjoints():
     assert size("prefix-packed", (20, 5, 1), 4) == size("full-packed", (20, 5, 1), 1)
 
 
+@settings(deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 40)),
+    microbatch=st.integers(1, 9),
+    plain=st.integers(1, 3000),
+)
+def test_an_equal_wave_keeps_no_more_and_one_more_response_would(shape, microbatch, plain):
+    """The largest number of suffixes at once, found by trying all of them."""
+    config, dtype, kept = toy("ouro").config, torch.float32, costs.Kept(plain, 1)
+    size = [
+        costs.activation_bytes(config, kept, ALL, dtype, "prefix-packed", shape, wave)
+        for wave in range(1, shape[2] + 1)
+    ]
+    most = costs.activation_bytes(config, kept, ALL, dtype, "full-packed", shape, microbatch)
+    expected = sum(bytes_kept <= most for bytes_kept in size)
+    assert costs.equal_wave(config, kept, ALL, dtype, shape, microbatch) == expected
+
+
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(costs.LimitError, match="expected a schedule, found 'magic'"):
         costs.work("magic", 4, [2], 1)
@@ -182,7 +200,15 @@ class TestCommand:
             "tree-packed",
             "prefix-packed,",
         ]
-        assert rows[-1].startswith("Sharing can pay: up to ")
+        assert re.fullmatch(r"up to \d suffixes at once keep no more bytes than full-packed", rows[-3])
+        assert rows[-2].startswith("Sharing can pay: up to ")
+        assert re.search(r"latents of their own, the prelude alone is shared: up to 1\.\d{3}x\.$", rows[-1])
+
+    def test_it_says_that_a_shared_prompt_can_cost_memory(self, capsys, reference_folder):
+        sizes = ["--prompt", "64", "--response", "4", "--responses", "8", "--microbatch", "1"]
+        status, printed = self.run(capsys, str(reference_folder("ouro-tiny")), *sizes)
+        assert status == 0
+        assert "even one suffix at a time keeps more bytes than full-packed" in printed.out.splitlines()[-2]
 
     @pytest.mark.parametrize(
         ("shape", "message"),

@@ -40,6 +40,13 @@ def test_an_unknown_schedule_is_refused(case):
         logical_batch.accumulate(model, [group], ALL, schedule="magic", microbatch=1)
 
 
+def test_a_wrapped_model_is_refused(case):
+    """Distributed wrappers hide what a schedule asks of a family, and reduce gradients at the wrong moment."""
+    model, group = case((3,))
+    with pytest.raises(logical_batch.ModelError, match=r"found Sequential; .* what it wraps"):
+        logical_batch.accumulate(torch.nn.Sequential(model), [group], ALL, schedule="full-packed", microbatch=1)
+
+
 def of_version(group, model, version):
     origin = Origin(digest(group.prompt_P), version, model.loops)
     return Group(group.prompt_P, tuple(replace(response, origin=origin) for response in group.responses))

@@ -228,8 +228,21 @@ def test_a_gradient_that_no_parameter_has_is_refused(altered, capsys):
     assert "unknown grad.more" in refused(capsys, altered(lambda t: t.update({"grad.more": torch.zeros(1)})))
 
 
-@pytest.mark.parametrize("key", METADATA)
-@pytest.mark.parametrize("value", [None, "", "much", "nan", "inf", "1e6", "-1e999"])
+def test_a_reduction_that_is_left_out_is_the_token_mean(altered, capsys):
+    metadata = {name: text for name, text in METADATA.items() if name != "reduction"}
+    assert reference.main([altered(lambda t: None, metadata), "--schedule", "prefix-packed"]) == 0
+    assert lines(capsys)[0]["loss_error"] <= 2e-6
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (key, value)
+        for key in METADATA
+        for value in (None, "", "much", "nan", "inf", "1e6", "-1e999")
+        if (key, value) != ("reduction", None)
+    ],
+)
 def test_every_constant_is_checked(altered, capsys, key, value):
     metadata = {name: text for name, text in METADATA.items() if name != key}
     assert f"metadata {key}" in refused(

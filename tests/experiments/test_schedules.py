@@ -153,7 +153,7 @@ def test_a_logical_batch_without_a_token_is_an_error():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("size", [0, -1, 2.0, None])
 def test_a_microbatch_holds_a_response(case, name, size):
     model, group = case()
     with pytest.raises(BatchError, match="at least one response"):
