@@ -1617,6 +1617,7 @@ def read_table(data: bytes, columns: list[tuple[str, str]], count: int, most: in
         "float64": pa.float64(), "float32": pa.float32(), "float16": pa.float16(),
     }  # fmt: skip
     try:
+        check_footer(data, [name.encode() for name, _ in columns])
         file = pq.ParquetFile(io.BytesIO(data))
         if not file.schema_arrow.equals(pa.schema([(name, arrow[kind]) for name, kind in columns])):
             raise Bad("other columns than the frozen ones")
@@ -1638,6 +1639,88 @@ def read_table(data: bytes, columns: list[tuple[str, str]], count: int, most: in
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Bad(f"not a table: {str(error)[:80]}") from error
     return [dict(zip((name for name, _ in columns), row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def check_footer(data: bytes, names: list[bytes]) -> None:
+    """Read the footer, one struct of Thrift's compact protocol, for what pyarrow does not survive."""
+    size = int.from_bytes(data[-8:-4], "little")
+    if not (data[:4] == data[-4:] == b"PAR1") or not 0 < size <= min(len(data) - 12, 1 << 20):
+        raise Bad("a table without a footer")
+    try:
+        file, rest = thrift(12, data[-8 - size : -8], 0)
+        parts = [(part, part[3]) for group in file[4] for part in group[1]]
+        plain = all(meta[4] == 0 and {*meta[2]} <= {0, 3} and not {1, 8, 9} & {*part} for part, meta in parts)
+        kinds = all(0 <= leaf[1] < 8 and 0 <= leaf[3] < 3 and 0 <= leaf.get(6, 0) < 22 for leaf in file[2][1:])
+        sizes = all(0 <= meta[key] < 2**63 and 0 <= meta[1] < 8 for _, meta in parts for key in (5, 6, 7, 9))
+        flat = [leaf[4] for leaf in file[2][1:]] == names and not any(leaf.get(5) for leaf in file[2][1:])
+        whole = all([part[3][3] for part in group[1]] == [[name] for name in names] for group in file[4])
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise Bad("a footer that cannot be read") from error
+    if rest or not (plain and kinds and sizes and flat and whole) or {8, 9} & {*file}:
+        raise Bad("a footer of other than plain columns, whole and uncompressed")
+
+
+def thrift(kind: int, data: bytes, depth: int) -> tuple[Any, bytes]:
+    """Take one value of a kind off the front; returns it and what is left."""
+    if depth > 16:
+        raise Bad("a footer that is too deep")
+    view, at = memoryview(data), 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while shift < 70:
+            at += 1
+            value |= (view[at - 1] & 127) << shift
+            if view[at - 1] < 128:
+                return value
+            shift += 7
+        raise Bad("a number that is too long")
+
+    def take(kind: int) -> Any:
+        nonlocal at, depth
+        value, left = thrift(kind, view[at:], depth + 1)  # type: ignore[arg-type]
+        at = len(view) - len(left)
+        return value
+
+    result: Any
+    if kind in (1, 2, 3):
+        at, result = 1, view[0]
+    elif kind in (4, 5, 6):
+        result = number()
+        result = -(result + 1) // 2 if result & 1 else result // 2
+    elif kind == 7:
+        at, result = 8, struct.unpack_from("<d", view)[0]
+    elif kind == 8:
+        size = number()
+        if size > len(view) - at:
+            raise Bad("a text beyond the footer")
+        at, result = at + size, bytes(view[at : at + size])
+    elif kind in (9, 10):
+        head, at = view[0], 1
+        count = head >> 4 if head < 240 else number()
+        result = [take(head & 15) for _ in range(count)]
+    elif kind == 11:
+        count = number()
+        if count:
+            at += 1
+            pair = divmod(view[at - 1], 16)
+            for _ in range(2 * count):
+                take(pair[_ % 2])
+        result = None
+    elif kind == 12:
+        result, field = {}, 0
+        while True:
+            head, at = view[at], at + 1
+            if not head:
+                break
+            field = field + (head >> 4) if head > 15 else take(6)
+            if field in result:
+                raise Bad("a field of the footer twice")
+            result[field] = take(head & 15) if head & 15 not in (1, 2) else head & 15 == 1
+    else:
+        raise Bad("a footer of unknown kinds")
+    return result, view[at:]  # type: ignore[return-value]
 
 
 def column_values(pa: Any, column: Any, kind: str) -> list[Any]:
