@@ -14,7 +14,8 @@ from itertools import product
 from typing import TypeVar
 
 from capsule.core.errors import ProtocolError
-from capsule.core.protocol import Complaint, Hypothesis, Protocol, check
+from capsule.core.protocol import Hypothesis, Protocol
+from capsule.core.protocol_checks import Complaint, check
 from capsule.core.schema import DecimalScalar, Model, Parameter, Parameters
 
 CELLS_MAX = 200_000

@@ -2,8 +2,8 @@
 
 Logs and records are evidence and go to strangers, so known token shapes and the values of secret-looking environment
 variables are replaced by one fixed marker, and every replacement is listed by its original offset, length and kind.
-Of a line of JSON only texts are changed, so that it stays the line it was; a number is never a secret. This is a net
-with holes, never a guarantee: a password in free text has no shape.
+This is a net with holes, never a guarantee: a password in free text has no shape. Lines of JSON are
+`capsule.core.redact_records`.
 
 Every pattern starts at a literal, and what follows it either ends within a fixed distance or is consumed by the match,
 so no input makes the search more than linear.
@@ -14,14 +14,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from capsule.core.canonical import refuse_depth
-from capsule.core.errors import MalformedError
-from capsule.core.record import LINE_BYTES_MAX, TEXT_MAX
 
 MARKER = b"[redacted]"
 SECRET_BYTES_MIN = 8
@@ -119,14 +113,14 @@ def redact(data: bytes, secrets: Sequence[bytes] = ()) -> tuple[bytes, list[Reda
     Spans that touch or overlap are replaced once. Time is linear in `data` for a given number of secrets; memory is a
     small multiple of `data`.
     """
-    found = _found(data, _forms(tuple(secrets)))
-    return (_replaced(data, ((item, MARKER) for item in found)), found) if found else (data, [])
+    found = search(data, forms_of(tuple(secrets)))
+    return (replace_spans(data, ((item, MARKER) for item in found)), found) if found else (data, [])
 
 
 def redact_text(text: str, secrets: Sequence[str] = ()) -> str:
     """Return `text` without secrets; see `redact`."""
-    values = [_encoded(secret) for secret in secrets]
-    return redact(_encoded(text), values)[0].decode("utf-8", "surrogateescape")
+    values = [encoded(secret) for secret in secrets]
+    return redact(encoded(text), values)[0].decode("utf-8", "surrogateescape")
 
 
 def find_secrets(data: bytes) -> list[Redaction]:
@@ -170,11 +164,12 @@ _SECRET_WORDS = frozenset(
 
 def secret_values(environ: Mapping[str, str]) -> list[bytes]:
     """Return the values, longest first, of the variables whose names look secret and whose values are long enough."""
-    values = {_encoded(value) for name, value in environ.items() if is_secret_name(name) and name != "PWD"}
+    values = {encoded(value) for name, value in environ.items() if is_secret_name(name) and name != "PWD"}
     return sorted((value for value in values if len(value) >= SECRET_BYTES_MIN), key=lambda value: (-len(value), value))
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
+    """Return the bytes of a text, as a program passes them that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -183,26 +178,28 @@ def _is_placeholder(token: bytes) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _forms(secrets: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def forms_of(secrets: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Return every spelling of the given values that is looked for, longest first."""
     forms: set[bytes] = set()
     for secret in secrets:
         whole = secret.decode("utf-8", "surrogateescape")
         for text in (whole, whole.strip()) if len(secret) >= SECRET_BYTES_MIN else ():
             spelled = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1])
-            forms |= {_encoded(spelling) for spelling in spelled} | {text.encode("utf-8", "backslashreplace")}
+            forms |= {encoded(spelling) for spelling in spelled} | {text.encode("utf-8", "backslashreplace")}
     return tuple(sorted((form for form in forms if len(form) >= SECRET_BYTES_MIN), key=lambda form: (-len(form), form)))
 
 
-def _found(data: bytes, forms: Iterable[bytes], start: int = 0) -> list[Redaction]:
-    """Return what is secret in `data` from `start` on, in order, without overlap; `forms` are of `_forms`."""
+def search(data: bytes, forms: Iterable[bytes], start: int = 0) -> list[Redaction]:
+    """Return what is secret in `data` from `start` on, in order, without overlap; `forms` are of `forms_of`."""
     found = list(_spans(data, start))
     for form in forms:
         found.extend(_occurrences(data, form, start))
     return _merged(sorted(found, key=lambda item: (item.offset, -item.length, item.kind))) if found else found
 
 
-def _replaced(data: bytes, spans: Iterable[tuple[Redaction, bytes]], start: int = 0, end: int | None = None) -> bytes:
+def replace_spans(
+    data: bytes, spans: Iterable[tuple[Redaction, bytes]], start: int = 0, end: int | None = None
+) -> bytes:
     """Return `data` from `start` to `end` with each span's bytes replaced by the others beside it."""
     pieces: list[bytes] = []
     for item, marker in spans:
@@ -270,7 +267,7 @@ class Redactor:
     """
 
     def __init__(self, secrets: Sequence[bytes] = (), *, clip: bool = False, offset: int = 0) -> None:
-        self._forms = _forms(tuple(secrets))
+        self._forms = forms_of(tuple(secrets))
         self._overlap = max(OVERLAP_BYTES, 2 * len(self._forms[0]) if self._forms else 0)
         self._clip = clip
         self._offset = offset
@@ -290,7 +287,7 @@ class Redactor:
     def _take(self, *, last: bool) -> tuple[bytes, list[Redaction]]:
         data, start = bytes(self._data), self._start
         end = len(data) if last else len(data) - self._overlap
-        spans = _found(data, self._forms, start)
+        spans = search(data, self._forms, start)
         taken: list[Redaction] = []
         for span in spans:
             if span.offset >= end:
@@ -304,7 +301,7 @@ class Redactor:
                 self._due = len(data) - start + WINDOW_BYTES
                 return b"", []
             taken, end = spans[:1], spans[0].offset + spans[0].length
-        clean = _replaced(data, ((span, self._marker(span.length)) for span in taken), start, end)
+        clean = replace_spans(data, ((span, self._marker(span.length)) for span in taken), start, end)
         found = [Redaction(self._offset + span.offset, span.length, span.kind) for span in taken]
         context = max(0, end - CONTEXT_BYTES)
         self._data = bytearray(data[context:])
@@ -315,212 +312,6 @@ class Redactor:
 
     def _marker(self, length: int) -> bytes:
         return MARKER[:length] if self._clip else MARKER
-
-
-@dataclass(frozen=True, slots=True)
-class Public:
-    """What a line of JSON says that is public already and stays as it is.
-
-    `names` are fields of the outermost object whose names stay; `fields` gives those of an object whose texts do.
-    """
-
-    names: frozenset[str] = frozenset()
-    fields: Callable[[Mapping[str, Any]], Collection[str]] = lambda item: ()
-
-
-class RecordRedactor:
-    """Redacts lines of JSON: of one that is an object its texts and names of fields, in place; others as bytes.
-
-    A line that was no JSON object is none afterwards either, and what is short enough for a record stays so. Lines that
-    are not JSON are one stream as long as they follow each other, since a private key has many. See `Redactor`, also
-    for `clip`.
-    """
-
-    def __init__(self, secrets: Sequence[bytes] = (), public: Public | None = None, *, clip: bool = False) -> None:
-        self._secrets = tuple(secrets)
-        self._public = public or Public()
-        self._clip = clip
-        self._offset = 0
-        self._rest = b""
-        self._long = False
-        self._other: Redactor | None = None
-        self._newline = b""
-        self._line = b""
-        self._line_is_long = False
-        self._clean: list[bytes] = []
-        self._found: list[Redaction] = []
-
-    def feed(self, data: bytes) -> tuple[bytes, list[Redaction]]:
-        """Take in what comes next; return what is ready by now, and what was replaced in it."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(line, b"\n")
-        if len(self._rest) > LINE_BYTES_MAX:
-            self._long = True
-            self._take_other(self._rest, b"")
-            self._rest = b""
-        return self._ready()
-
-    def close(self) -> tuple[bytes, list[Redaction]]:
-        """Return the rest, of which the last line may have no newline."""
-        if self._rest:
-            self._take(self._rest, b"")
-        self._end_other()
-        return self._ready()
-
-    def _ready(self) -> tuple[bytes, list[Redaction]]:
-        ready = b"".join(self._clean), self._found
-        self._clean, self._found = [], []
-        return ready
-
-    def _take(self, line: bytes, newline: bytes) -> None:
-        item = None if self._long else _json_object(line)
-        self._long = False
-        if item is None:
-            self._take_other(line, newline)
-            return
-        self._end_other()
-        clean, found = _redact_object(line, item, _forms(self._secrets), self._public, clip=self._clip)
-        self._found += [Redaction(self._offset + one.offset, one.length, one.kind) for one in found]
-        self._clean += (clean, newline)
-        self._offset += len(line) + len(newline)
-
-    # The last newline of other lines is kept out of the search, or a value that ends in one would join two lines.
-
-    def _take_other(self, line: bytes, newline: bytes) -> None:
-        if self._other is None:
-            self._other = Redactor(self._secrets, clip=self._clip, offset=self._offset)
-        self._keep_other(*self._other.feed(self._newline + line))
-        self._newline = newline
-        self._offset += len(line) + len(newline)
-
-    def _end_other(self) -> None:
-        if self._other is not None:
-            self._keep_other(*self._other.close())
-            self._clean += (self._no_record(self._line), self._newline)
-            self._other, self._newline, self._line = None, b"", b""
-
-    def _keep_other(self, clean: bytes, found: list[Redaction]) -> None:
-        self._found += found
-        *lines, self._line = (self._line + clean).split(b"\n")
-        for line in lines:
-            self._clean += (self._no_record(line), b"\n")
-        if len(self._line) > LINE_BYTES_MAX:
-            self._clean.append(self._line)
-            self._line, self._line_is_long = b"", True
-
-    def _no_record(self, line: bytes) -> bytes:
-        """Return a line that was no record as one that is none, even if what made it so was replaced."""
-        kept = self._line_is_long or _json_object(line) is None
-        self._line_is_long = False
-        return line if kept else MARKER + line
-
-
-def _json_object(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line of JSON as a lenient reader sees it, numbers left out; None for any other line."""
-    if len(line) > LINE_BYTES_MAX or line.lstrip()[:1] != b"{":
-        return None
-    try:
-        refuse_depth(line, "a line")
-        item = json.loads(line.decode("utf-8"), parse_int=_no_number, parse_float=_no_number)
-    except (MalformedError, ValueError):
-        return None
-    return item if isinstance(item, dict) else None
-
-
-def _no_number(text: str) -> None:
-    return None
-
-
-_PIECE = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?|[{}\[\]]')
-"""In valid JSON: a text, with the colon after the name of a field, or a bracket."""
-_ESCAPE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.")
-
-
-def _redact_object(
-    line: bytes, item: Mapping[str, Any], forms: Sequence[bytes], public: Public, *, clip: bool
-) -> tuple[bytes, list[Redaction]]:
-    if b"\\" not in line and not _found(line, forms):
-        return line, []
-    spans = list(_text_spans(line, item, forms, public))
-    if not spans:
-        return line, []
-    clean = _replaced(line, ((span, MARKER[:room] if clip else MARKER) for span, room in spans))
-    if not clip and _grew_too_long(line, item, clean):
-        clean = _replaced(line, ((span, MARKER[:room]) for span, room in spans))
-    return clean, [span for span, _ in spans]
-
-
-def _grew_too_long(line: bytes, item: Mapping[str, Any], clean: bytes) -> bool:
-    """Whether markers made a line or a text of it longer than a record may be, which it was not before."""
-    if len(clean) > LINE_BYTES_MAX >= len(line):
-        return True
-    before = [value for value in item.values() if isinstance(value, str)]
-    after = [value for value in (_json_object(clean) or {}).values() if isinstance(value, str)]
-    return max(map(len, before), default=0) <= TEXT_MAX < max(map(len, after), default=0)
-
-
-def _text_spans(
-    line: bytes, item: Mapping[str, Any], forms: Sequence[bytes], public: Public
-) -> Iterator[tuple[Redaction, int]]:
-    """Yield what is secret in the texts of an object, with its number of characters."""
-    shown = public.fields(item)
-    depth, name = 0, ""
-    for piece in _PIECE.finditer(line):
-        if piece.group(1) is None:
-            depth += 1 if piece.group() in b"{[" else -1
-            continue
-        is_name = piece.group(2) is not None
-        if is_name and depth == 1:
-            name = json.loads(line[piece.start() : piece.end(1) + 1])
-        if depth > 1 or name not in (public.names if is_name else shown):
-            yield from _secrets_within(piece.group(1), piece.start(1), forms)
-
-
-def _secrets_within(text: bytes, offset: int, forms: Sequence[bytes]) -> Iterator[tuple[Redaction, int]]:
-    """Yield what is secret in one text of JSON, as it lies in the line, with its number of characters."""
-    plain, escapes = _unescaped(text)
-    starts = [escape[0] for escape in escapes]
-
-    def placed(at: int, *, is_end: bool) -> int:
-        """Return where a byte of the plain text lies in the escaped one, whole escapes included."""
-        index = (bisect_left if is_end else bisect_right)(starts, at) - 1
-        if index < 0:
-            return at
-        _, plain_end, first, last = escapes[index]
-        if at < plain_end or (is_end and at == plain_end):
-            return last if is_end else first
-        return last + at - plain_end
-
-    for span in _found(plain, forms):
-        end = span.offset + span.length
-        first, last = placed(span.offset, is_end=False), placed(end, is_end=True)
-        characters = len(plain[span.offset : end].decode("utf-8", "replace"))
-        yield Redaction(offset + first, last - first, span.kind), min(characters, last - first)
-
-
-def _unescaped(text: bytes) -> tuple[bytes, list[tuple[int, int, int, int]]]:
-    """Return a text of JSON without escapes, and of each escape where it begins and ends there and in `text`."""
-    plain = bytearray()
-    escapes = []
-    position = 0
-    for match in _ESCAPE.finditer(text) if b"\\" in text else ():
-        plain += text[position : match.start()]
-        character = _character(match.group())
-        escapes.append((len(plain), len(plain) + len(character), match.start(), match.end()))
-        plain += character
-        position = match.end()
-    return bytes(plain + text[position:]), escapes
-
-
-@functools.lru_cache(maxsize=1024)
-def _character(escape: bytes) -> bytes:
-    """Return the bytes that an escape of JSON stands for; half a character stands for a byte that is not UTF-8."""
-    text: str = json.loads(b'"' + escape + b'"')
-    try:
-        return _encoded(text)
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
 
 
 # Where something was left out.
@@ -555,7 +346,7 @@ def open_end(data: bytes, secrets: Sequence[bytes] = ()) -> int:
     tail = data[-1024:]
     if short := _OPEN_SHORT.search(tail):
         ends.append(len(data) - len(tail) + short.start())
-    for form in _forms(tuple(secrets)):
+    for form in forms_of(tuple(secrets)):
         at = data.find(form[:PREFIX_BYTES_MIN], max(0, len(data) - len(form) + 1))
         while at >= 0 and not form.startswith(data[at:]):
             at = data.find(form[:PREFIX_BYTES_MIN], at + 1)
@@ -566,5 +357,5 @@ def open_end(data: bytes, secrets: Sequence[bytes] = ()) -> int:
 
 def end_of_secret_across(data: bytes, at: int, secrets: Sequence[bytes] = ()) -> int:
     """Return where the secret ends that begins before `at` and ends behind it; `at` if there is none."""
-    found = _found(data, _forms(tuple(secrets)))
+    found = search(data, forms_of(tuple(secrets)))
     return next((item.offset + item.length for item in found if item.offset < at < item.offset + item.length), at)

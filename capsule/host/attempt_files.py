@@ -20,7 +20,8 @@ from capsule.core.canonical import canonical_line
 from capsule.core.digest import PREFIX, is_digest
 from capsule.core.manifest import FileDigest
 from capsule.core.protocol import Observation
-from capsule.core.redact import Public, RecordRedactor, Redaction, Redactor, secret_values
+from capsule.core.redact import Redaction, Redactor, redact_text, secret_values
+from capsule.core.redact_records import Public, RecordRedactor
 from capsule.host.durable import read_regular, sync, sync_directory
 from capsule.host.output import assemble, cut
 
@@ -94,6 +95,11 @@ def forget_secrets(attempt_dir: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             make_way(path)
         path.unlink(missing_ok=True)
+
+
+def without_secrets(words: str, secrets: Iterable[bytes]) -> str:
+    """Return words for the ledger, which is published whole, without secrets."""
+    return redact_text(words, [os.fsdecode(secret) for secret in secrets])
 
 
 # The files.

@@ -21,11 +21,10 @@ from capsule.core.protocol import (
     Gate,
     Observation,
     ReplayRule,
-    feasible,
     milliseconds,
     reserved_ms,
-    support,
 )
+from capsule.core.protocol_checks import feasible, support
 
 COMMAND = ('trial = "trial:measure"\n\n[[arms]]', 'command = ["true"]\n\n[[arms]]')
 FACTOR = '[[factors]]\nname = "depth"\nlevels = [1, 2]\n'

@@ -16,8 +16,6 @@ from capsule.core.redact import (
     PRIVATE_KEY_BYTES_MAX,
     WINDOW_BYTES,
     WINDOWS_MAX,
-    Public,
-    RecordRedactor,
     Redaction,
     Redactor,
     end_of_secret_across,
@@ -30,6 +28,7 @@ from capsule.core.redact import (
     secret_values,
     token_kind,
 )
+from capsule.core.redact_records import Public, RecordRedactor
 
 MIXED = "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6kL9nP2rS5tU8wX1zA4cD7fG0iJ3lM6oQ9uV2xY5"
 KEY_LINES = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj\n" * 3
