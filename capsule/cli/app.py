@@ -72,7 +72,8 @@ def amend(
 
 @app.command(
     epilog="Example: capsule run protocols/0001-speed.toml --device gpu; two attempts side by side: "
-    "capsule run protocols/0001-speed.toml --gpu GPU-5c01 --gpu GPU-9f3e"
+    "capsule run protocols/0001-speed.toml --gpu GPU-5c01 --gpu GPU-9f3e; as Slurm jobs: "
+    "capsule run protocols/0001-speed.toml --slurm --sbatch=--partition=long --sbatch=--mem=8G"
 )
 def run(
     protocol: ProtocolFile,
@@ -93,10 +94,13 @@ def run(
     from_frozen: Annotated[
         bool, typer.Option("--from-frozen", help="Run the frozen sources although the work tree has changed.")
     ] = False,
-    slurm: Annotated[bool, typer.Option("--slurm", help="Run each attempt as a job of this Slurm cluster.")] = False,
+    slurm: Annotated[
+        bool,
+        typer.Option("--slurm", help="Run each attempt as a Slurm job, from a workspace that its nodes share."),
+    ] = False,
     sbatch: Annotated[
         list[str] | None,
-        typer.Option("--sbatch", metavar="ARG", help="Pass an option on to sbatch: --sbatch=--partition=gpu."),
+        typer.Option("--sbatch", metavar="OPTION", help="Give sbatch this long option too, e.g. --sbatch=--mem=8G."),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -112,7 +116,7 @@ def run(
     from capsule.steps.run import run as step
 
     if sbatch and not slurm:
-        raise UsageError("expected --slurm beside --sbatch, found --sbatch alone")
+        raise UsageError("expected --slurm beside --sbatch, found --sbatch alone", hint="capsule run PROTOCOL --slurm")
     request = Request(
         protocol=protocol,
         dry_run=dry_run,
@@ -143,11 +147,12 @@ def status(protocol: ProtocolFile, watch: Watch = False, json_: Json = False) ->
     from capsule.cli import accounts, watching
     from capsule.host.lease import lease_directory
     from capsule.steps.slots import Machine
+    from capsule.steps.status import Jobs
     from capsule.steps.status import status as step
 
-    machine = Machine(lease_directory())
+    machine, jobs = Machine(lease_directory()), Jobs()
     watching.show(
-        lambda: accounts.status(step(protocol, machine, note=watching.note)), json_, watch, accounts.status_news
+        lambda: accounts.status(step(protocol, machine, jobs, note=watching.note)), json_, watch, accounts.status_news
     )
 
 
@@ -163,10 +168,15 @@ def ledger(
     With --json every event is listed.
     """
     from capsule.cli import accounts, watching
+    from capsule.steps.status import Jobs
     from capsule.steps.status import ledger as step
 
+    jobs = Jobs()
     watching.show(
-        lambda: accounts.ledger(step(protocol, note=watching.note), events=events), json_, watch, accounts.ledger_news
+        lambda: accounts.ledger(step(protocol, jobs, note=watching.note), events=events),
+        json_,
+        watch,
+        accounts.ledger_news,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from capsule.core.errors import BusyError, CapsuleError, DriftError, MachineErro
 from capsule.core.progress import Process, deciding_attempt, tries
 from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.host import launch, store
+from capsule.host.attempt_files import secret_names
 from capsule.host.devices import backend_for
 from capsule.host.durable import write_durably
 from capsule.host.lease import lease_directory
@@ -74,7 +76,7 @@ class Display(Interface):
 
 @dataclass(frozen=True)
 class AttemptRan:
-    """One attempt of this call."""
+    """One attempt of this call, and what it took from the budget."""
 
     id: str
     process: int
@@ -86,7 +88,10 @@ class AttemptRan:
 
 @dataclass
 class Work:
-    """What one call works on, the attempts that ended in it, and why it starts no more: rules, or an error."""
+    """What one call works on, the attempts that ended in it, and why it starts no more: rules, or an error.
+
+    With a `cluster`, attempts are its jobs.
+    """
 
     request: Request
     workspace: Workspace
@@ -216,10 +221,11 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
         source_roots={cell.arm: Path(snapshot.root) for cell in process.cells},
         snapshot=digest_of(work.generation.files[sources_name(manifest.protocol.arm(process.cells[0].arm).revision)]),
         trees=[snapshot],
-        lease_wait_ms=WAIT_MS_MAX if work.request.wait else 0,
+        secret_names=secret_names(os.environ),
+        lease_wait_ms=WAIT_MS_MAX if work.request.wait and work.cluster is None else 0,
     )
-    if work.request.slurm is not None:
-        return Going(slot, process, submit(order, work.request.slurm, cluster=work.cluster))
+    if work.cluster is not None:
+        return Going(slot, process, submit(order, work.cluster, work.request.slurm or ()))
     return Going(slot, process, launch.start(order))
 
 
@@ -239,7 +245,8 @@ def report(work: Work, going: Going) -> None:
     if attempt.refused is not None:
         reason, words = attempt.refused.reason, f"{name} was refused: {attempt.refused.words}"
         if reason == "busy":
-            raise BusyError(words, hint="wait for it: capsule run --wait; `capsule status` says who holds what")
+            wait = "wait for it: capsule run --wait; `capsule status` says who holds what"
+            raise BusyError(words, hint=wait if work.cluster is None else "for a node of its own: --sbatch=--exclusive")
         readmit = f"once the device is sound again: {readmit_hint(going.slot[0].uuid)}"
         raise RefusedError(words, hint=readmit if reason == "quarantined" else None)
     if attempt.end is None or attempt.reserved is None:
@@ -256,5 +263,5 @@ def report(work: Work, going: Going) -> None:
     work.display.ended(name, end.outcome, end.evidence, cost_ms / 1000, work.unit)
     if end.outcome not in COMPLETED | INTERRUPTED or end.outcome == "trial_error":
         work.display.note(f"what it printed is in {work.workspace.attempts / name}")
-    if end.outcome in INTERRUPTED and end.outcome != "user":
+    if end.outcome in INTERRUPTED:
         work.stopped = f"{name} ended as {end.outcome}: {end.evidence}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt, Clock
+from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt
 from capsule.core.progress import counts, final_rows, processes
 from capsule.core.protocol import Budget, milliseconds, reserved_ms
 from capsule.host.clock import read_clock
@@ -18,6 +19,7 @@ from capsule.host.process import lock_owners
 from capsule.host.reconcile import liveness
 from capsule.host.reservation import LOCK, Worker, at_work
 from capsule.host.slurm import settle
+from capsule.host.slurm.job import ASK_SECONDS
 from capsule.host.workspace import Workspace, find_workspace
 from capsule.steps.pace import Rest, rest_of
 from capsule.steps.slots import DeviceState, Machine
@@ -84,9 +86,15 @@ class Status:
 
 
 def status(
-    protocol_file: Path, machine: Machine | None = None, *, note: Callable[[str], None] = lambda words: None
+    protocol_file: Path,
+    machine: Machine | None = None,
+    jobs: Jobs | None = None,
+    *,
+    note: Callable[[str], None] = lambda words: None,
 ) -> Status:
     """Derive a protocol's status; `note` hears what takes longer than a moment.
+
+    Who calls it again and again gives the same `machine` and `jobs`.
 
     Raises:
         IncompleteError: nothing is frozen.
@@ -111,9 +119,9 @@ def status(
         budgets=_budgets(budget, attempts),
         reserved_ms=reserved_ms(budget),
         liveness={
-            attempt.id: _liveness(workspace, attempt, attempt.last)
+            attempt.id: state
             for attempt in attempts
-            if attempt.open and attempt.last is not None
+            if (state := _liveness(workspace, attempt, jobs or Jobs())) is not None
         },
         worker=at_work(workspace.state / LOCK),
         devices=devices,
@@ -121,14 +129,29 @@ def status(
     )
 
 
-def _liveness(workspace: Workspace, attempt: Attempt, last: Clock) -> str:
-    """Say how an open attempt stands, by its processes here or by what its cluster says."""
+class Jobs:
+    """How open attempts that are jobs stand: a cluster answers everybody, so it is asked every few seconds at most."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[float, str]] = {}
+
+    def look(self, attempt: Attempt, folder: Path) -> str:
+        """Return the state of one; `lost` if its job is over and its end is not yet written."""
+        at, state = self._said.get(attempt.id, (-math.inf, ""))
+        if time.monotonic() - at >= ASK_SECONDS:
+            state = settle.look(attempt, folder).state
+            self._said[attempt.id] = (time.monotonic(), state)
+        return "lost" if state == "over" else state
+
+
+def _liveness(workspace: Workspace, attempt: Attempt, jobs: Jobs) -> str | None:
+    """Say how an open attempt stands, by its processes here or by what its cluster says; None of one that has ended."""
     folder = workspace.attempts / attempt.id
-    if not settle.is_job(folder):
-        return liveness(attempt, workspace.attempts, last, read_clock())
-    chain = Ledger(workspace.ledger, workspace.head).read()[0]
-    state = settle.look(attempt, [event for event in chain.events if event.attempt == attempt.id], folder).state
-    return "lost" if state == "over" else state
+    if not attempt.open or attempt.last is None:
+        return None
+    if settle.is_job(folder):
+        return jobs.look(attempt, folder)
+    return liveness(attempt, workspace.attempts, attempt.last, read_clock())
 
 
 def _budgets(budget: Budget, attempts: Iterable[Attempt]) -> list[UnitBudget]:
@@ -179,7 +202,9 @@ class LedgerView:
     active: bool
 
 
-def ledger(protocol_file: Path, *, note: Callable[[str], None] = lambda words: None) -> LedgerView:
+def ledger(
+    protocol_file: Path, jobs: Jobs | None = None, *, note: Callable[[str], None] = lambda words: None
+) -> LedgerView:
     """Read a protocol's ledger.
 
     Raises:
@@ -199,11 +224,7 @@ def ledger(protocol_file: Path, *, note: Callable[[str], None] = lambda words: N
         for event in chain.events
     ]
     attempts = list(account.attempts.values())
-    attended = any(
-        liveness(attempt, workspace.attempts, attempt.last, read_clock()) in ATTENDED
-        for attempt in attempts
-        if attempt.open and attempt.last is not None
-    )
+    attended = any(_liveness(workspace, attempt, jobs or Jobs()) in ATTENDED for attempt in attempts)
     active = attended or at_work(workspace.state / LOCK) is not None
     return LedgerView(events, attempts, totals_of(attempts), active)
 

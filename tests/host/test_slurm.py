@@ -120,7 +120,7 @@ def test_another_cluster_is_refused_with_words(old: str, new: str) -> None:
 
 
 def test_a_command_that_is_not_there_or_too_slow_gives_no_answer() -> None:
-    with pytest.raises(NoAnswerError, match="cannot be called"):
+    with pytest.raises(NoAnswerError, match="on the PATH"):
         call("squeue-of-nobody")
     with pytest.raises(NoAnswerError, match=r"within 0\.1 s"):
         call(sys.executable, "-c", "import time; time.sleep(9)", timeout=0.1)
@@ -157,10 +157,12 @@ def test_arguments_that_would_make_it_another_job_are_refused(argument: str) -> 
 
 def test_the_time_limit_covers_the_graces_and_the_start(bench: Bench) -> None:
     order = bench.order(protocol_of(command=["true"], wall_limit_seconds=60, kill_grace_seconds=2))
-    assert time_limit_minutes(order) == 2
+    assert time_limit_minutes(order.reserved.reserved_ms) == 2
+    assert time_limit_minutes(30_001) == 2
     assert job_name(order) == f"capsule-a000001-{order.token}"
 
 
+CLUSTER = commands.Cluster("c", 30_000, ())
 FAKE_SBATCH = """\
 #!/bin/sh
 echo "$@" >>{log}
@@ -191,10 +193,10 @@ def test_a_submission_that_is_not_answered_is_looked_up_and_never_repeated(
     log = fake_slurm(tmp_path / "bin", monkeypatch, "exit 1")
     order = bench.order(protocol_of(command=["true"]))
     with pytest.raises(commands.MachineError, match="expected Slurm to have the job"):
-        submit(order, found_seconds=0.1)
+        submit(order, CLUSTER, found_seconds=0.1)
     assert log.read_text().count("--hold") == 1
     (tmp_path / "bin/queue").write_text(f"12|{T0}|PENDING|{os.getuid()}|JobHeldUser\n")
-    supervision = submit(order)
+    supervision = submit(order, CLUSTER)
     assert (supervision.engine.job, supervision.engine.released) == (12, True)
     assert log.read_text().count("--hold") == 1
     assert "release 12" in log.read_text()
@@ -206,7 +208,7 @@ def test_a_job_of_somebody_else_is_not_taken_for_ours(
     log = fake_slurm(tmp_path / "bin", monkeypatch, "echo 12")
     (tmp_path / "bin/queue").write_text(f"12|{T0}|PENDING|{os.getuid() + 1}|JobHeldUser\n")
     with pytest.raises(commands.MachineError, match="found none"):
-        submit(bench.order(protocol_of(command=["true"])), found_seconds=0.1)
+        submit(bench.order(protocol_of(command=["true"])), CLUSTER, found_seconds=0.1)
     assert "release" not in log.read_text()
 
 

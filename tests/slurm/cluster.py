@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from capsule.host.process import descendants
@@ -194,8 +194,10 @@ class Cluster:
         self._daemon("slurmctld", "-D", "-i")
         self._until("the controller answers", lambda: self.answers("scontrol", "ping"))
 
-    def start_node(self) -> None:
-        self._daemon("slurmd", "-D", "-N", self.host)
+    def start_node(self, *, without: Path | None = None) -> None:
+        """Start the node, perhaps one that does not have a folder of this machine."""
+        hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(without)]
+        self._daemon("slurmd", "-D", "-N", self.host, prefix=[] if without is None else hide)
         self._until("the node is idle", lambda: self.node_state().startswith("idle"))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -294,13 +296,11 @@ class Cluster:
             return False
         return done.returncode == 0
 
-    def _daemon(self, program: str, *arguments: str) -> None:
-        path = shutil.which(program, path=PATH)
-        assert path is not None, program
+    def _daemon(self, program: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
         with (self.root / f"{program}.out").open("ab") as out:
             self.daemons[program] = subprocess.Popen(
-                [path, *arguments], env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/",
-                start_new_session=True,
+                [*prefix, program, *arguments], env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                cwd="/", start_new_session=True,
             )  # fmt: skip
 
     def _until(self, words: str, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

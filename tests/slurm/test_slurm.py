@@ -15,7 +15,7 @@ from capsule.host import launch
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
 from capsule.host.process import is_alive, read_stat
 from capsule.host.slurm.commands import NoAnswerError, inspect_cluster, jobs_named
-from capsule.host.slurm.job import SlurmSupervision, accounting, cancel, job_name, read_engine, submit
+from capsule.host.slurm.job import SlurmSupervision, accounting, cancel, read_engine, rehearse, submit
 from capsule.host.slurm.settle import Standing, account, look, unaccounted
 from capsule.host.traces import read_traces
 from tests.host.conftest import Bench, eventually, protocol_of
@@ -40,7 +40,7 @@ def later(seconds: float) -> Callable[[], Clock]:
 def begin(bench: Bench, command: list[str], arguments: list[str] | None = None, **limits: Any) -> SlurmSupervision:
     """Submit an attempt of one command."""
     order = bench.order(protocol_of(command=command, **limits))
-    supervision = submit(order, arguments or [], cluster=inspect_cluster())
+    supervision = submit(order, inspect_cluster(), arguments or [])
     supervision.ask_seconds = 0.3
     return supervision
 
@@ -56,7 +56,7 @@ def running(bench: Bench, **limits: Any) -> tuple[SlurmSupervision, int]:
 
 def stand(bench: Bench, name: str, **more: Any) -> Standing:
     attempt = bench.account().attempts[name]
-    return look(attempt, bench.events(name), bench.attempts / name, **more)
+    return look(attempt, bench.attempts / name, **more)
 
 
 def over(bench: Bench, name: str) -> Standing:
@@ -166,11 +166,11 @@ def test_f1_a_job_whose_submission_was_not_answered_is_found_and_not_submitted_a
     (tmp_path / "bin/sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{slurm.environment['PATH']}")
     order = bench.order(protocol_of(command=["true"]))
-    supervision = submit(order)
+    supervision = submit(order, inspect_cluster())
     supervision.ask_seconds = 0.3
     assert len(jobs_named(supervision.engine.name)) == 1
     assert supervision.wait(60) == launch.SETTLED
-    again = submit(order)
+    again = submit(order, inspect_cluster())
     assert again.engine.job == supervision.engine.job
     assert len({job.id for job in jobs_named(supervision.engine.name)}) == 1
 
@@ -182,7 +182,7 @@ def test_f1_a_job_that_nobody_let_go_is_cancelled_and_costs_nothing(
     order = bench.order(protocol_of(command=["true"]))
     monkeypatch.setattr("capsule.host.slurm.job.jobs_named", lambda name: ())
     with pytest.raises(MachineError, match="found none"):
-        submit(order, found_seconds=0.5)
+        submit(order, inspect_cluster(), found_seconds=0.5)
     monkeypatch.undo()
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, slurm.environment[name])
@@ -338,18 +338,15 @@ def test_f6_a_job_id_that_comes_again_is_not_mistaken(slurm: Cluster, bench: Ben
 # The cluster.
 
 
-def test_a_cluster_that_loses_processes_is_refused(slurm: Cluster, bench: Bench) -> None:
+def test_a_cluster_that_loses_processes_is_refused(slurm: Cluster) -> None:
     assert inspect_cluster().name == "capsuletest"
     slurm.kill("slurmd")
     slurm.kill("slurmctld")
     slurm.configure(proctrack="proctrack/linuxproc")
     slurm.start_controller()
     try:
-        order = bench.order(protocol_of(command=["true"]))
         with pytest.raises(RefusedError, match="linuxproc"):
-            submit(order)
-        assert jobs_named(job_name(order)) == ()
-        assert read_engine(bench.attempts / order.attempt) is None
+            rehearse([], 1000)
     finally:
         slurm.kill("slurmctld")
         slurm.configure()

@@ -13,17 +13,23 @@ from capsule.host.slurm.answers import JOB_FORMAT, ROW_FIELDS, Job, Row, parse_c
 
 SECONDS = 30.0
 """How long a command may take to answer."""
-STEERING = ("SACCT_", "SACCTMGR_", "SCANCEL_", "SCONTROL_", "SQUEUE_", "SLURM_TIME_FORMAT")
+WORDS_MAX = 400
+STEERING = ("SACCT_", "SACCTMGR_", "SCANCEL_", "SCONTROL_", "SQUEUE_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 """Beginnings of variables that change what a command prints or does."""
 SUBMITTING = frozenset(
-    "SBATCH_ARRAY_INX SBATCH_COMMENT SBATCH_EXPORT SBATCH_HOLD SBATCH_JOB_NAME SBATCH_NO_REQUEUE SBATCH_OPEN_MODE "
-    "SBATCH_REQUEUE SBATCH_TIMELIMIT SBATCH_WAIT".split()
+    "SBATCH_ARRAY_INX SBATCH_CLUSTERS SBATCH_COMMENT SBATCH_EXPORT SBATCH_HOLD SBATCH_INPUT SBATCH_JOB_NAME "
+    "SBATCH_NO_REQUEUE SBATCH_OPEN_MODE SBATCH_OUTPUT SBATCH_ERROR SBATCH_REQUEUE SBATCH_TIMELIMIT SBATCH_WAIT "
+    "SLURM_CLUSTERS".split()
 )
 """Variables that change what is submitted, as options do that are ours alone."""
 
 
 class NoAnswerError(MachineError):
     """Slurm did not answer, or not in a form that is known: what it was asked is not known, and not denied either."""
+
+
+class FailedError(NoAnswerError):
+    """A command answered that it failed; what it was to do may be done all the same."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ def call(program: str, *arguments: str, timeout: float = SECONDS, environment: M
     """Run one of Slurm's commands in a session of its own and return what it printed.
 
     Raises:
-        NoAnswerError: it is not there, did not end in time, or failed; what it was to do may be done all the same.
+        NoAnswerError: it is not there, or did not end in time.
+        FailedError: it failed.
     """
     if environment is None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
@@ -56,13 +63,16 @@ def call(program: str, *arguments: str, timeout: float = SECONDS, environment: M
         )
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"expected an answer of {program} within {timeout:g} s, found none") from error
-    except OSError as error:
+    except FileNotFoundError as error:
         raise NoAnswerError(
-            f"{program}: cannot be called: {error.strerror}", hint="Slurm's commands must be on the PATH"
+            f"expected Slurm's command {program} on the PATH, found none",
+            hint="submit on a machine of the cluster, perhaps after `module load slurm`; without --slurm it runs here",
         ) from error
+    except OSError as error:
+        raise NoAnswerError(f"{program}: cannot be called: {error.strerror}") from error
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise NoAnswerError(f"{program} failed with status {done.returncode}: {words[-1]}")
+        words = "; ".join(done.stderr.decode(errors="replace").strip().splitlines()) or "it said nothing"
+        raise FailedError(f"{program} failed with status {done.returncode}: {words[:WORDS_MAX]}")
     return done.stdout.decode(errors="replace")
 
 

@@ -6,6 +6,7 @@ looked up by its name, which no other job has, and never submitted a second time
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shlex
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from capsule import guest
 from capsule.core.attempt import Clock
-from capsule.core.errors import CapsuleError, MachineError, UsageError
+from capsule.core.errors import CapsuleError, MachineError, RefusedError, UsageError
 from capsule.core.schema import Model, Natural
 from capsule.host import launch
 from capsule.host.clock import read_clock, realtime_ms
@@ -28,6 +29,7 @@ from capsule.host.loop import STOP_NOW
 from capsule.host.slurm.answers import Job, Row, parse_submitted
 from capsule.host.slurm.commands import (
     Cluster,
+    FailedError,
     NoAnswerError,
     call,
     inspect_cluster,
@@ -35,7 +37,7 @@ from capsule.host.slurm.commands import (
     rows_of,
     submission_environment,
 )
-from capsule.host.slurm.witness import complete, rows_of_attempt
+from capsule.host.slurm.witness import complete, rows_of_attempt, still_writes
 from capsule.host.traces import ENGINE
 
 SCRIPT = "job.sh"
@@ -49,10 +51,10 @@ ASK_SECONDS = 5.0
 DAY_SECONDS = 86_400
 
 OURS = frozenset(
-    "array chdir comment error export export-file hold input job-name kill-on-invalid-dep no-requeue open-mode output "
-    "parsable quiet requeue test-only time time-min wait wrap help usage version".split()
+    "array chdir clusters comment error export export-file gid help hold input job-name kill-on-invalid-dep no-requeue "
+    "open-mode output parsable quiet requeue test-only time time-min uid usage version wait wrap".split()
 )
-"""Options of `sbatch` that decide which job is submitted, how often, and for how long; nobody else sets them."""
+"""Options of `sbatch` that decide which job is submitted, where, whose, how often and for how long."""
 
 
 class Engine(Model):
@@ -78,11 +80,30 @@ def job_name(order: LaunchOrder) -> str:
     return f"capsule-{order.attempt}-{order.token}"
 
 
-def time_limit_minutes(order: LaunchOrder) -> int:
-    """Return the job's time limit: the wall limit, both graces and its start, in whole minutes."""
-    limits = order.limits
-    needed_ms = limits.wall_ms + limits.kill_grace_ms + limits.release_grace_ms + STARTUP_MS
-    return -(-needed_ms // MINUTE_MS)
+def time_limit_minutes(reserved_ms: int) -> int:
+    """Return the time limit of a job that reserves so much of each device, and its start, in whole minutes."""
+    return -(-(reserved_ms + STARTUP_MS) // MINUTE_MS)
+
+
+def rehearse(arguments: Sequence[str], reserved_ms: int) -> Cluster:
+    """Look at the cluster and ask it whether it would take such a job, before anything is reserved.
+
+    Raises:
+        UsageError: an argument is not allowed.
+        RefusedError: the cluster cannot be used, see `inspect_cluster`, or would not take the job.
+        NoAnswerError: Slurm is not here or does not answer.
+    """
+    check_arguments(arguments)
+    cluster = inspect_cluster()
+    options = [f"--time={time_limit_minutes(reserved_ms)}", *arguments]
+    try:
+        call("sbatch", "--test-only", *options, "--wrap=:", environment=submission_environment())
+    except FailedError as error:
+        raise RefusedError(
+            f"expected cluster {cluster.name} to take a job with {' '.join(options)}, found {error.message}",
+            hint="options of sbatch are given as --sbatch=--partition=gpu --sbatch=--account=physics",
+        ) from error
+    return cluster
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -100,7 +121,10 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
         found = sorted(name for name in OURS if name.startswith(option[2:]))
         if found:
-            raise UsageError(f"expected an option of sbatch that a run leaves open, found --{found[0]}")
+            raise UsageError(
+                f"expected an option of sbatch that a run leaves open, found --{found[0]}",
+                hint="one attempt is one job, once, for as long as the protocol allows, so that it can be charged",
+            )
 
 
 def read_engine(attempt_dir: Path) -> Engine | None:
@@ -129,25 +153,20 @@ def known_engine(attempt_dir: Path) -> Engine:
 
 
 def submit(
-    order: LaunchOrder,
-    arguments: Sequence[str] = (),
-    *,
-    cluster: Cluster | None = None,
-    found_seconds: float = FOUND_SECONDS,
+    order: LaunchOrder, cluster: Cluster, arguments: Sequence[str] = (), *, found_seconds: float = FOUND_SECONDS
 ) -> SlurmSupervision:
     """Submit an attempt's order as a job, record it and let it go; the second call for an attempt submits nothing.
 
+    `cluster` and `arguments` are those of a `rehearse`.
+
     Raises:
-        UsageError: an argument is not allowed.
-        RefusedError: the cluster cannot be used; see `inspect_cluster`.
         MachineError: whether there is a job is not known, or the order cannot be written; `reconcile` looks again.
     """
-    check_arguments(arguments)
     directory = Path(order.attempt_dir)
     engine = read_engine(directory)
     failure: NoAnswerError | None = None
     if engine is None:
-        engine = _announce(order, directory, cluster or inspect_cluster())
+        engine = _announce(order, directory, cluster)
         try:
             _sbatch(order, engine, arguments)
         except NoAnswerError as error:
@@ -157,8 +176,7 @@ def submit(
     if not engine.released:
         call("scontrol", "release", str(engine.job))
         engine = write_engine(directory, engine.model_copy(update={"released": True}))
-    notes = [*(cluster.notes if cluster else ()), f"Slurm job {engine.job} of cluster {engine.cluster}"]
-    return SlurmSupervision(order, engine, notes)
+    return SlurmSupervision(order, engine)
 
 
 def _announce(order: LaunchOrder, directory: Path, cluster: Cluster) -> Engine:
@@ -183,7 +201,7 @@ def _sbatch(order: LaunchOrder, engine: Engine, arguments: Sequence[str]) -> Non
     directory = Path(order.attempt_dir)
     answer = call(
         "sbatch", "--parsable", "--hold", "--no-requeue", f"--job-name={engine.name}",
-        f"--comment={order.reserved.manifest}", f"--time={time_limit_minutes(order)}", "--chdir=/", "--export=ALL",
+        f"--comment={order.reserved.manifest}", f"--time={_limit(order)}", "--chdir=/", "--export=ALL",
         f"--output={directory / 'supervisor.log'}", "--open-mode=append", *arguments, str(directory / SCRIPT),
         environment=submission_environment(),
     )  # fmt: skip
@@ -191,12 +209,16 @@ def _sbatch(order: LaunchOrder, engine: Engine, arguments: Sequence[str]) -> Non
         raise NoAnswerError(f"expected a job id from sbatch, found {answer.strip()!r}")
 
 
+def _limit(order: LaunchOrder) -> int:
+    return time_limit_minutes(order.reserved.reserved_ms // len(order.reserved.devices))
+
+
 def _find(directory: Path, engine: Engine, failure: NoAnswerError | None, seconds: float) -> Engine:
     """Find the job by its name and record it, also if `sbatch` failed: what it was to do may be done all the same."""
     until = time.monotonic() + seconds
     while True:
         try:
-            found = sole(jobs_named(engine.name))
+            found = job_of(engine)
         except NoAnswerError as error:
             failure = failure or error
             found = None
@@ -211,19 +233,16 @@ def _find(directory: Path, engine: Engine, failure: NoAnswerError | None, second
         time.sleep(0.5)
 
 
-def sole(jobs: Sequence[Job]) -> Job | None:
-    """Return the one job of a name, or None.
+def job_of(engine: Engine) -> Job | None:
+    """Return an attempt's job as the controller knows it; None if it does not.
+
+    Somebody may have submitted the script again by hand: the first one is ours.
 
     Raises:
-        MachineError: there are several.
+        NoAnswerError: Slurm did not answer.
     """
-    ids = sorted({job.id for job in jobs})
-    if len(ids) > 1:
-        raise MachineError(
-            f"expected one job of that name, found {', '.join(map(str, ids))}",
-            hint="somebody submitted its script again; cancel those that are not the first with scancel",
-        )
-    return jobs[0] if jobs else None
+    jobs = [job for job in jobs_named(engine.name) if engine.job in (None, job.id)]
+    return min(jobs, key=lambda job: (job.submitted, job.id), default=None)
 
 
 def record(directory: Path, engine: Engine, job: Job) -> Engine:
@@ -268,12 +287,10 @@ def cancel(engine: Engine, *options: str) -> None:
 class SlurmSupervision:
     """The handle on the supervisor of an attempt that is a Slurm job, with the methods of `launch.Supervision`."""
 
-    def __init__(
-        self, order: LaunchOrder, engine: Engine, notes: Sequence[str], *, ask_seconds: float = ASK_SECONDS
-    ) -> None:
+    def __init__(self, order: LaunchOrder, engine: Engine, *, ask_seconds: float = ASK_SECONDS) -> None:
         self.attempt = order.attempt
         self.engine = engine
-        self.notes = tuple(notes)
+        self.notes = (f"Slurm job {engine.job} of cluster {engine.cluster}",)
         self.ask_seconds = ask_seconds
         self._ledger = Ledger(Path(order.ledger), Path(order.ledger_head))
         self._size = -1
@@ -306,13 +323,14 @@ class SlurmSupervision:
         return status
 
     def stop(self, number: signal.Signals = signal.SIGTERM, *, now: bool = False) -> None:
-        """Ask the supervisor to end the trial, after the kill grace or at once; a job that waits is cancelled.
+        """Have the next `poll` ask the supervisor to end the trial, after the kill grace or at once.
 
-        Only the batch step's own process is signalled, which is the supervisor, so that it can write why before it
-        signals its trial. If Slurm does not answer it is asked again with the next `poll`.
+        It may be called in a signal's handler. A job that waits is cancelled. Of one that runs only the batch step's
+        own process is signalled, which is the supervisor, so that it can write why before it signals its trial. If
+        Slurm does not answer it is asked again.
         """
         self._wishes.append(STOP_NOW if now else number)
-        self._pass_on()
+        self._asked_at = -math.inf
 
     def _pass_on(self) -> None:
         while self._wishes:
@@ -322,7 +340,7 @@ class SlurmSupervision:
                 cancel(self.engine, "--batch", f"--signal={name}", "--state=RUNNING")
             except NoAnswerError:
                 return
-            self._wishes.pop(0)
+            del self._wishes[0]
 
     def _by_ledger(self) -> int | None:
         try:
@@ -339,8 +357,8 @@ class SlurmSupervision:
 
     def _by_slurm(self) -> int | None:
         try:
-            jobs = jobs_named(self.engine.name)
-            if any(not job.over for job in jobs):
+            job = job_of(self.engine)
+            if job is not None and not job.over:
                 return None
             rows = accounting(self.engine)
         except NoAnswerError:
@@ -350,5 +368,9 @@ class SlurmSupervision:
         status = self._by_ledger()
         if status is not None:
             return status
+        attempt = self._ledger.read()[1].attempts[self.attempt]
+        leased = attempt.intent.leased if attempt.intent else None
+        if attempt.last is not None and still_writes(leased, attempt.last, read_clock()):
+            return None
         last = rows[-1]
         return 128 + last.signal if last.signal else last.exit_code or launch.DEFECT

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from capsule.core.attempt import Attempt, Clock, Correction, Event, Reconciled
+from capsule.core.attempt import Attempt, Clock, Correction, Reconciled
 from capsule.core.errors import MachineError
 from capsule.core.schema import Model
 from capsule.host.clock import ClockSource, read_clock, realtime_ms
@@ -25,17 +25,14 @@ from capsule.host.process import is_alive
 from capsule.host.reconcile import Ending, write_end
 from capsule.host.reconcile import Finding as Found
 from capsule.host.slurm.answers import HELD, Job, Row
-from capsule.host.slurm.commands import jobs_named
-from capsule.host.slurm.job import Engine, accounting, cancel, known_engine, record, sole
-from capsule.host.slurm.witness import compare, complete, end_of
-from capsule.host.supervisor import heartbeat_interval_ms
+from capsule.host.slurm.job import Engine, accounting, cancel, job_of, known_engine, record
+from capsule.host.slurm.witness import compare, complete, end_of, still_writes
 from capsule.host.traces import ENGINE, read_traces
 
 ACCOUNTED = "accounting.json"
 """The note that an attempt's rows were compared, so that they are not asked for again."""
 UNSEEN_MS = 60_000
 """How long a job may take to appear after it was asked for by somebody who is gone."""
-SILENT_INTERVALS = 3
 GONE_SECONDS = 10.0
 
 
@@ -62,13 +59,11 @@ def is_job(attempt_dir: Path) -> bool:
     return os.path.lexists(attempt_dir / ENGINE)
 
 
-def look(
-    attempt: Attempt, events: Sequence[Event], attempt_dir: Path, *, clock: ClockSource = read_clock, act: bool = False
-) -> Standing:
+def look(attempt: Attempt, attempt_dir: Path, *, clock: ClockSource = read_clock, act: bool = False) -> Standing:
     """Ask Slurm how an open attempt stands; with `act`, a job that was never let go is cancelled if nobody will."""
     try:
         engine = known_engine(attempt_dir)
-        job = sole(jobs_named(engine.name))
+        job = job_of(engine)
         if job is not None and engine.job is None and act:
             engine = record(attempt_dir, engine, job)
         if job is not None and not job.over:
@@ -82,7 +77,7 @@ def look(
         rows = accounting(engine)
     except MachineError as error:
         return Standing("unknown", f"Slurm does not say how it stands: {error.message}")
-    return _over(attempt, events, engine, rows, clock())
+    return _over(attempt, engine, rows, clock())
 
 
 def _alive(engine: Engine, job: Job, attempt_dir: Path) -> Standing:
@@ -109,7 +104,7 @@ def _cancel(engine: Engine) -> Job | None:
     """Cancel a job that was never let go, and wait a moment for that."""
     cancel(engine)
     until = time.monotonic() + GONE_SECONDS
-    while (job := sole(jobs_named(engine.name))) is not None and not job.over and time.monotonic() < until:
+    while (job := job_of(engine)) is not None and not job.over and time.monotonic() < until:
         time.sleep(0.5)
     return job
 
@@ -126,25 +121,22 @@ def _unseen(engine: Engine, attempt_dir: Path, now: Clock) -> Standing:
     return Standing("over", ending.evidence, ending)
 
 
-def _over(attempt: Attempt, events: Sequence[Event], engine: Engine, rows: Sequence[Row], now: Clock) -> Standing:
+def _over(attempt: Attempt, engine: Engine, rows: Sequence[Row], now: Clock) -> Standing:
     assert attempt.reserved is not None
+    assert attempt.last is not None
     if not complete(rows):
         late = str(rows[-1]) if rows else f"Slurm job {engine.job}"
         return Standing("unknown", f"its job is over, and the accounting has no end yet of {late}")
-    last = [event.at for event in events if event.name != "held_unknown"][-1]
     leased = attempt.intent.leased if attempt.intent else None
-    silent_ms = realtime_ms(now.realtime) - realtime_ms(last.realtime)
-    elapsed_ms = last.boottime_ms - leased.boottime_ms if leased else 0
-    if leased and 0 <= silent_ms < SILENT_INTERVALS * heartbeat_interval_ms(elapsed_ms):
-        words = f"{rows[-1]}, and its supervisor wrote {silent_ms / 1000:.0f} s ago"
-        return Standing("running", words)
+    if still_writes(leased, attempt.last, now):
+        return Standing("running", f"{rows[-1]}, and its supervisor wrote at {attempt.last.realtime}")
     ending = end_of(
         rows,
         devices=len(attempt.reserved.devices),
         reserved_ms=attempt.reserved.reserved_ms,
         kill_wait_ms=engine.kill_wait_ms,
         leased=leased,
-        last=last,
+        last=attempt.last,
         now=now,
     )
     return Standing("over", ending.evidence, ending)
@@ -152,13 +144,11 @@ def _over(attempt: Attempt, events: Sequence[Event], engine: Engine, rows: Seque
 
 def reconcile(ledger: Ledger, attempts_dir: Path, *, clock: ClockSource = read_clock) -> list[Found]:
     """Look at every attempt that is a job: settle those that are over, and compare the ended ones' accounting."""
-    chain, before = ledger.read()
     found = []
-    for attempt in before.attempts.values():
+    for attempt in ledger.read()[1].attempts.values():
         folder = attempts_dir / attempt.id
         if attempt.open and is_job(folder):
-            events = [event for event in chain.events if event.attempt == attempt.id]
-            stands = look(attempt, events, folder, clock=clock, act=True)
+            stands = look(attempt, folder, clock=clock, act=True)
             if stands.state != "over":
                 found.append(Found(attempt.id, stands.state, stands.words))
                 continue
@@ -195,12 +185,11 @@ def account(ledger: Ledger, attempt: Attempt, attempt_dir: Path, *, clock: Clock
         MachineError: Slurm did not answer, or which job it was cannot be read.
     """
     engine = known_engine(attempt_dir)
-    jobs = jobs_named(engine.name)
-    active = [job for job in jobs if not job.over]
-    if active and active[0].reason == HELD and not engine.released:
-        cancel(engine if engine.job is not None else record(attempt_dir, engine, active[0]))
-    if active:
-        return f"Slurm job {active[0].id} is still {active[0].state}"
+    job = job_of(engine)
+    if job is not None and not job.over:
+        if job.reason == HELD and not engine.released:
+            cancel(engine if engine.job is not None else record(attempt_dir, engine, job))
+        return f"Slurm job {job.id} is still {job.state}"
     rows = accounting(engine)
     never = attempt.end is not None and attempt.end.outcome == "never_started" and not rows
     if not complete(rows) and not never:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from capsule.core.attempt import Charge, Clock, Outcome
 from capsule.host.clock import realtime_ms
-from capsule.host.reconcile import Ending
+from capsule.host.reconcile import SILENT_INTERVALS, Ending
 from capsule.host.slurm.answers import REQUEUED, Row
+from capsule.host.supervisor import heartbeat_interval_ms
 
 ROUNDING_MS = 1_000
 """By how much whole seconds may fall short of the time that they stand for."""
@@ -30,6 +31,15 @@ OUTCOMES: dict[str, Outcome] = {
     REQUEUED: "user",
 }
 """How an attempt ended whose supervisor wrote no end, by the state of its row; `lost` for any other."""
+
+
+WHY = {
+    126: "its node cannot execute the Python that submitted it",
+    127: "its node does not have the Python that submitted it",
+}
+"""What an exit status of the job's script says that began nothing."""
+NO_OUTPUT = 53
+"""What the accounting has in the place of a signal where the node could not open the job's output."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,14 @@ def rows_of_attempt(rows: Iterable[Row], *, name: str, uid: int, submitted: int)
 def complete(rows: Sequence[Row]) -> bool:
     """Whether every row has its end and none is to follow."""
     return bool(rows) and all(row.final for row in rows) and rows[-1].state != REQUEUED
+
+
+def still_writes(leased: Clock | None, last: Clock, now: Clock) -> bool:
+    """Whether an attempt's supervisor wrote so lately that it may live, whatever the accounting says of its job."""
+    if leased is None:
+        return False
+    silent_ms = realtime_ms(now.realtime) - realtime_ms(last.realtime)
+    return 0 <= silent_ms < SILENT_INTERVALS * heartbeat_interval_ms(last.boottime_ms - leased.boottime_ms)
 
 
 def row_of_charge(rows: Sequence[Row], leased: Clock | None) -> Row | None:
@@ -111,8 +129,8 @@ def end_of(
     others_ms = sum(devices * row.elapsed_seconds * 1000 for row in rows if row is not own)
     listed = "; ".join(map(str, rows))
     if leased is None:
-        charge = _bounds(0, others_ms)
-        return Ending("never_started", f"no intent was written; {listed or 'it was never in the queue'}", charge)
+        words = f"no intent was written; {listed or 'it was never in the queue'}{_why(rows[-1]) if rows else ''}"
+        return Ending("never_started", words, _bounds(0, others_ms))
     lower_ms = devices * max(0, last.boottime_ms - leased.boottime_ms)
     until_now_ms = devices * max(0, realtime_ms(now.realtime) - realtime_ms(leased.realtime))
     if own is None or own.ended is None or own.ended * 1000 + CLOCKS_MS < realtime_ms(last.realtime):
@@ -127,6 +145,15 @@ def end_of(
     outcome: Outcome = OUTCOMES.get(own.state, "lost") if own else "lost"
     charge = _bounds(lower_ms + others_ms, upper_ms + others_ms)
     return Ending(outcome, f"its supervisor wrote no end; {listed}; {why}", charge)
+
+
+def _why(row: Row) -> str:
+    """Say why a job began nothing, as far as its row shows it."""
+    if row.signal == NO_OUTPUT:
+        return "; its node does not have the workspace, which must be on a file system that all nodes share"
+    if row.exit_code:
+        return f"; {WHY.get(row.exit_code, f'exit status {row.exit_code}, see supervisor.log beside the attempt')}"
+    return ""
 
 
 def _bounds(lower_ms: int, upper_ms: int) -> Charge:
