@@ -32,6 +32,8 @@ FILES = ("journal.jsonl", *OUTPUTS, "provenance.jsonl", REDACTIONS, "environment
 READ = (*FILES, "imports.jsonl")
 """Every file in which a trial can leave something that is read when its attempt ends."""
 SECRETS = "secrets.json"
+SECRET_NAMES = "CAPSULE_SECRETS"
+"""Environment variable with the names of further variables whose values are secret, separated by blanks or commas."""
 
 BLOCK_BYTES = 1 << 18
 RECORD_BYTES_MAX = 64 * 2**20
@@ -53,6 +55,11 @@ class Redacting(Protocol):
 
 
 # The values that are secret.
+
+
+def secret_names(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that a user calls secret, whatever they are named: those that `SECRET_NAMES` lists."""
+    return environment.get(SECRET_NAMES, "").replace(",", " ").split()
 
 
 def secrets_of(names: Iterable[str]) -> list[bytes]:

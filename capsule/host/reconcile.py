@@ -19,7 +19,15 @@ from typing import Literal
 
 from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled, Reserved
 from capsule.core.errors import MachineError
-from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
+from capsule.core.protocol import Budget
+from capsule.host.attempt_files import (
+    finish_files,
+    forget_secrets,
+    irregular_words,
+    kept_secrets,
+    secrets_of,
+    without_secrets,
+)
 from capsule.host.cgroup import Cgroup
 from capsule.host.clock import ClockSource, read_boot_id, read_clock, realtime_ms, same_boot
 from capsule.host.devices import backend_for
@@ -48,6 +56,7 @@ from capsule.host.traces import ENGINE, SEEN, Traces, read_traces
 
 SILENT_INTERVALS = 3
 """After that many intervals between heartbeats without one, a supervisor that lives has gone silent."""
+_OUTPUT = Budget.model_fields["output_bytes_max"]
 ENDING_SECONDS = 30.0
 """How long what a dead supervisor left may take to die; what lives longer is reported and not settled."""
 
@@ -333,20 +342,21 @@ def write_end(ledger: Ledger, attempt: Attempt, traces: Traces, ending: Ending, 
     order = traces.order
     mend(traces.directory, sampled=attempt.reserved is not None and attempt.reserved.unit != "cpu")
     irregular, cut = irregular_words(traces.directory), cut_journal(traces.directory)
-    evidence = "; ".join([ending.evidence, *irregular, *([cut] if cut else [])])
-    files = finish_files(
-        traces.directory,
-        order.limits.output_bytes_max if order else 2**40,
-        secrets_of(order.secrets if order else ()),
-    )
+    secrets = [*secrets_of(order.secrets if order else ()), *kept_secrets(traces.directory)]
+    why = without_secrets(ending.evidence, secrets)
+    evidence = "; ".join([why, *irregular, *([cut] if cut else [])])
+    output_bytes_max = order.limits.output_bytes_max if order else int(_OUTPUT.default)
+    files = finish_files(traces.directory, output_bytes_max, secrets, order.observations if order else ())
     rows = len(read_rows(order).rows) if order else 0
+    with contextlib.suppress(OSError):
+        forget_secrets(traces.directory)
 
     def work(transaction: Transaction) -> bool:
         current = transaction.account.attempts[attempt.id]
         if current.state != attempt.state:
             return False
         if current.state != "held":
-            transaction.append("held_unknown", attempt.id, HeldUnknown(evidence=ending.evidence), clock())
+            transaction.append("held_unknown", attempt.id, HeldUnknown(evidence=why), clock())
         reconciled = Reconciled(outcome=ending.outcome, evidence=evidence, charge=ending.charge, rows=rows, files=files)
         transaction.append("reconciled", attempt.id, reconciled, clock())
         return True

@@ -33,11 +33,18 @@ from capsule.core.attempt import (
     TreeEmpty,
 )
 from capsule.core.errors import BusyError, CapsuleError, MachineError, RefusedError
-from capsule.core.redact import redact_text
 from capsule.core.schema import Model
 from capsule.core.telemetry import Sample, worst
 from capsule.host import launch, traces
-from capsule.host.attempt_files import finish_files, irregular_words, secrets_of
+from capsule.host.attempt_files import (
+    finish_files,
+    forget_secrets,
+    irregular_words,
+    keep_secrets,
+    redact_records,
+    secrets_of,
+    without_secrets,
+)
 from capsule.host.attempt_tree import AttemptTree
 from capsule.host.child import collect
 from capsule.host.clock import ClockSource, read_clock
@@ -165,12 +172,14 @@ class Supervisor:
         )
         if self.signals.stops:
             raise Refusal("user", "stopped")
+        keep_secrets(self.directory, self.secrets)
         lease.write(self._holder())
 
     def _guarded(self, lease: Lease) -> int:
         """Run the attempt; whatever goes wrong here, the trial does not outlive it."""
         try:
             if not self._announce():
+                self._forget_secrets()
                 return launch.REFUSED
             return self._attempt(lease)
         except (CapsuleError, OSError) as error:
@@ -196,9 +205,10 @@ class Supervisor:
         """Write that nothing was started, and why."""
         asked = self.order.reserved
         reason = error.reason if isinstance(error, Refusal) else "busy" if isinstance(error, BusyError) else "machine"
-        words = str(error)
+        words = self._shown(str(error))
         if self.signals.stops:
             reason, words = "user", f"{self.signals.stops[0]} before anything was started"
+        self._forget_secrets()
         refused = Refused(manifest=asked.manifest, process=asked.process, pilot=asked.pilot, reason=reason, words=words)
         say(words)
         try:
@@ -213,11 +223,10 @@ class Supervisor:
     def _announce(self) -> bool:
         """Write the intent to start; False if the attempt was settled by another command meanwhile."""
         order = self.order
-        secrets = [os.fsdecode(secret) for secret in self.secrets]
         intent = Intent(
             leased=self.leased,
             supervisor_pid=os.getpid(),
-            argv=tuple(redact_text(argument, secrets) for argument in launch.shown_argv(order)),
+            argv=tuple(map(self._shown, launch.shown_argv(order))),
             snapshot=order.snapshot,
             device_baseline=self.baseline,
         )
@@ -247,7 +256,7 @@ class Supervisor:
         environment = launch.trial_environment(os.environ) | self.sees | order.environment | {TREE: order.token}
         mismatch = self._mismatch(environment)
         if mismatch is not None:
-            return failed_exit("device_mismatch", mismatch)
+            return failed_exit("device_mismatch", self._shown(mismatch))
         self.tree.enclose()
         trial = Trial(
             argv=order.argv,
@@ -265,7 +274,7 @@ class Supervisor:
         self._leave_whereabouts()
         self._await_start(trial.deadline_ms)
         if watchdog.failure is not None:
-            return failed_exit("exec_failed", watchdog.failure)
+            return failed_exit("exec_failed", self._shown(watchdog.failure))
         if watchdog.started is None:
             return failed_exit("lost", "the watchdog was killed before it said that the trial had started")
         pid, start_ticks = watchdog.started
@@ -388,8 +397,8 @@ class Supervisor:
 
     def _stop(self, cause: Outcome, evidence: str) -> None:
         """Write why, then ask the whole tree to end."""
-        self.cause = (cause, evidence)
-        self._append("stopping", Stopping(cause=cause, evidence=evidence))
+        self.cause = (cause, self._shown(evidence))
+        self._append("stopping", Stopping(cause=cause, evidence=self.cause[1]))
         self._ask_to_end()
 
     def _ask_to_end(self) -> None:
@@ -454,7 +463,7 @@ class Supervisor:
             if now.boottime_ms >= self.beat_at_ms:
                 self._beat(now)
             self._turn(100)
-        clean = DeviceClean(clean=not words, released=now, evidence=words or "back at its idle baseline")
+        clean = DeviceClean(clean=not words, released=now, evidence=self._shown(words or "back at its idle baseline"))
         self._append("device_clean", clean, now)
         return clean
 
@@ -467,6 +476,7 @@ class Supervisor:
         self.telemetry.close()
         irregular = irregular_words(self.directory)
         cut = cut_journal(self.directory)
+        redact_records(self.directory, self.secrets, order.observations)
         journal = read_rows(order)
         drift = source_drifts(order.trees)
         foreign = foreign_imports(order, journal)
@@ -499,15 +509,16 @@ class Supervisor:
         charge = observed_charge(len(order.reserved.devices), self.leased, released)
         settled = Settled(
             outcome=outcome,
-            evidence="; ".join([evidence, *notes]),
+            evidence=self._shown("; ".join([evidence, *notes])),
             charge=charge,
             overrun_ms=max(0, charge.debited_ms - order.reserved.reserved_ms),
             suspended_ms=suspended_ms(self.leased, released),
             exclusivity=worst(found.devices.values()),
             telemetry=found.devices,
             rows=len(journal.rows),
-            files=finish_files(self.directory, order.limits.output_bytes_max, self.secrets),
+            files=finish_files(self.directory, order.limits.output_bytes_max, self.secrets, order.observations),
         )
+        self._forget_secrets()
         self._append("settled", settled)
 
     def _quarantine(self, device: str, words: str, released: Clock) -> None:
@@ -515,7 +526,7 @@ class Supervisor:
         quarantine(
             Path(order.lease_dir),
             device,
-            words=words,
+            words=self._shown(words),
             attempt=order.attempt,
             protocol=order.protocol,
             since=released.realtime,
@@ -534,9 +545,10 @@ class Supervisor:
             self._turn(10)
         self._dismiss_watchdog()
         try:
-            traces.leave(self.directory, traces.FAILURE, traces.Failure(words=words, emptied=self.clock()))
-        except OSError as failure:
-            say(f"no note of it could be left: {failure}")
+            failure = traces.Failure(words=self._shown(words), emptied=self.clock())
+            traces.leave(self.directory, traces.FAILURE, failure)
+        except OSError as error:
+            say(f"no note of it could be left: {error}")
 
     def _turn(self, timeout_ms: int) -> None:
         """Take in what comes within that time: messages of the helpers, signals, and ends of children."""
@@ -545,6 +557,17 @@ class Supervisor:
             self.sampler.collected(pid)
             if self.watchdog is not None:
                 self.watchdog.collected(pid, status, usage)
+
+    def _shown(self, words: str) -> str:
+        """Return words as the ledger may have them: a trial's messages and paths can hold secrets."""
+        return without_secrets(words, self.secrets)
+
+    def _forget_secrets(self) -> None:
+        """Remove the values kept for whoever would have had to end this attempt; a failing disk keeps none open."""
+        try:
+            forget_secrets(self.directory)
+        except OSError as error:
+            say(f"the values of its secrets could not be removed: {error}")
 
     def _append(self, name: EventName, data: Model, at: Clock | None = None) -> None:
         self.ledger.append(name, self.order.attempt, data, at or self.clock())

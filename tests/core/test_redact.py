@@ -100,6 +100,7 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 
 
 def test_offsets_and_lengths_are_of_the_original() -> None:
+    """K-09."""
     one, two = TOKENS["github_token"], TOKENS["huggingface_token"]
     data = f"a {one} b {two} c".encode()
     clean, found = redact(data)
@@ -318,7 +319,7 @@ def without(value: Any) -> Any:
 
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.booleans(), st.integers(1, 40))
 def test_an_object_says_the_same_without_its_secrets(item: dict[str, Any], ascii_only: bool, step: int) -> None:
-    """Decoded, the line is the object with its texts redacted; every other byte is as it was."""
+    """R-10: decoded, the line is the object with its texts redacted; every other byte is as it was."""
     line = json.dumps(item, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     clean, found = streamed(RecordRedactor([secret.encode() for secret in SECRETS]), line + b"\n", step)
     assert json.loads(clean) == without(item)
@@ -347,11 +348,13 @@ def test_escapes_hide_nothing(escape: str) -> None:
     ],
 )  # fmt: skip
 def test_numbers_and_what_spans_two_texts_stay(line: bytes) -> None:
+    """R-10."""
     for data in (line, line + b"\n", line + b"\r\n" + line):
         assert streamed(RecordRedactor([b"12345678", b"1234567890"]), data, 5) == (data, [])
 
 
 def test_public_names_and_fields_stay_in_the_outermost_object() -> None:
+    """R-10 and K-09: names that are declared, and texts that name what was frozen."""
     public = Public(frozenset({"hunter2hunter2"}), lambda item: {"b"})
     line = b'{"hunter2hunter2":"hunter2hunter2","b":"hunter2hunter2","c":{"hunter2hunter2":1,"b":"hunter2hunter2"}}'
     clean, _ = streamed(RecordRedactor([b"hunter2hunter2"], public), line, 9)
@@ -368,6 +371,7 @@ def test_a_value_that_ends_in_a_newline_joins_no_lines() -> None:
     "line", [b"[1]", b'{"a":1}x', b'{"a":"\xff"}', b"[" * 100_000, b'{"a":' * 100_000, b'"x"', b"12345678"]
 )
 def test_other_lines_are_bytes(line: bytes) -> None:
+    """R-10."""
     data = line + b" 12345678 \n"
     assert streamed(RecordRedactor([b"12345678"]), data, 1_000)[0] == data.replace(b"12345678", MARKER)
 
@@ -395,6 +399,7 @@ def test_streams_are_linear_too(name: str, before: bytes) -> None:
     ],
 )  # fmt: skip
 def test_what_may_be_the_beginning_of_a_secret(text: str, rest: str) -> None:
+    """K-09: at the edge of a gap."""
     assert text[open_end(text.encode(), [b"given value"]) :] == rest
 
 

@@ -26,9 +26,6 @@ SPELT = f"'gh' + 'p_{BODY[:18]}' + '{BODY[18:36]}'"
 """Python that gives `TOKEN`, with nothing in it that looks like one, since sources are published as they are."""
 
 
-QUOTED = pytest.mark.xfail(strict=True, reason="the words that the ledger takes from a trial are not redacted yet")
-
-
 def spellings(secret: str) -> Iterator[bytes]:
     """Yield how a secret could lie in a file: as it is, escaped, in hexadecimal, in base64 at each alignment."""
     raw = secret.encode()
@@ -113,7 +110,6 @@ def test_a_number_that_equals_a_secret_stays(capsule: Capsule, tmp_path: Path, m
     assert 12345678.0 in [row.get("amount") for row in journal(folder)]
 
 
-@QUOTED
 def test_a_token_in_an_exception_is_in_no_row_and_no_evidence(capsule: Capsule, tmp_path: Path) -> None:
     """Message and type of an error, and the words of the ledger that quote them."""
     trial = (
@@ -127,7 +123,6 @@ def test_a_token_in_an_exception_is_in_no_row_and_no_evidence(capsule: Capsule, 
     assert_nowhere(folder, TOKEN, SECRET, PLAIN)
 
 
-@QUOTED
 def test_a_token_in_the_path_of_a_module_is_in_no_report(capsule: Capsule, tmp_path: Path) -> None:
     """A module from a folder and file named by a token, which nobody froze: named without it."""
     trial = (
@@ -162,6 +157,24 @@ def test_a_token_across_the_edge_of_capped_output_leaves_no_part(capsule: Capsul
         data = (folder / "3-attempts/a000001" / name).read_text()
         assert re.fullmatch(r"\.{480}\n\[capsule: 9080 bytes left out here\]\n\.{480}", data)
     assert_nowhere(folder, TOKEN[:20], TOKEN[-20:])
+
+
+def test_values_that_the_user_calls_secret_are_redacted_too(
+    capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a variable whose name does not show it, where it is named when the run is started."""
+    trial = (
+        "import os\n"
+        "def measure(cell):\n"
+        "    print(os.environ['DATABASE'], os.environ['CAPSULE_SECRETS'])\n"
+        "    raise ValueError(os.environ['DATABASE'])\n"
+    )
+    monkeypatch.setenv("DATABASE", "a plain sentence")
+    monkeypatch.setenv("CAPSULE_SECRETS", "NOT_SET, DATABASE")
+    folder = extracted(capsule, make_study(tmp_path / "study", trial=trial))
+    assert "[redacted] NOT_SET, DATABASE" in (folder / "3-attempts/a000001/stdout").read_text()
+    assert_nowhere(folder, "a plain sentence")
+    assert not list(tmp_path.rglob("secrets.json*"))
 
 
 def test_a_token_in_the_arguments_of_a_command(capsule: Capsule, tmp_path: Path) -> None:
@@ -218,7 +231,8 @@ def test_what_a_crash_left_is_settled_without_tokens(capsule: Capsule, tmp_path:
         "        open(marker, 'w').close()\n"
         "        import json\n"
         "        folder = os.path.dirname(os.environ['CAPSULE_RECORDS'])\n"
-        "        os.kill(json.load(open(os.path.join(folder, 'supervisor.json')))['pid'], signal.SIGKILL)\n"
+        "        found = json.load(open(os.path.join(folder, 'whereabouts.json')))\n"
+        "        os.kill(found['supervisor']['pid'], signal.SIGKILL)\n"
         "        time.sleep(30)\n"
         "    words = token + ' ' + os.environ['SERVICE_PASSWORD']\n"
         "    return {'amount': float(cell.parameters['factor']), 'seconds': 0.0, 'words': words}\n"
@@ -226,6 +240,12 @@ def test_what_a_crash_left_is_settled_without_tokens(capsule: Capsule, tmp_path:
     protocol = make_study(tmp_path / "study", trial=trial, changes={"[[gates]]": TEXT_COLUMN})
     assert capsule("freeze", protocol).code == 0
     capsule("run", protocol)
+    (kept,) = protocol.parent.rglob("secrets.json")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("SERVICE_PASSWORD")
+        assert "lost" in capsule("reconcile", protocol).out
+    assert not list(protocol.parent.rglob("secrets.json*"))
     assert capsule("run", protocol).code == 0
     assert capsule("pack", protocol).code == 0
     folder = tmp_path / "out"
