@@ -23,16 +23,22 @@ CapsuleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A capsule fil
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 
 
-@app.command(epilog="Example: capsule init study && cd study && capsule freeze protocol.toml")
+@app.command(
+    epilog="Example: capsule init study && cd study && capsule freeze protocol.toml; for a training script of your "
+    "own: capsule init study --command"
+)
 def init(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="A new or empty folder.")] = Path(),
+    command: Annotated[
+        bool, typer.Option("--command", help="Start from a plain training script instead of a Python function.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Start a workspace: a commented protocol and its trial."""
     from capsule.cli import words
     from capsule.steps.init import init as step
 
-    words.emit(json_, *words.initialised(directory, step(directory)))
+    words.emit(json_, *words.initialised(directory, step(directory, command=command)))
 
 
 @app.command(epilog="Example: capsule freeze protocols/0001-speed.toml")

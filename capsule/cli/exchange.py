@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from capsule.steps.export import Exported
 
 VALUE_CHARACTERS = 72
+READERS = {
+    "bagit": "to check it with others' tools: bagit.py --validate {}",
+    "ro-crate": "to check it with others' tools: rocrate-validator validate {}",
+    "mlflow": "to move it into MLflow: mlflow migrate-filestore --source {} --target sqlite:///mlflow.db",
+}
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 
 
@@ -59,7 +65,9 @@ def exported(result: Exported) -> Said:
     lines = [f"wrote {what} as {result.form}: {result.output}"]
     if verdict.integrity != "intact":
         lines.append(paint(f"the capsule is {verdict.integrity}; what was written says so", "bad"))
-    if result.form == "in-toto":
+    if result.form in READERS:
+        lines.append(READERS[result.form].format(shlex.quote(str(result.output))))
+    else:
         lines.append(f"signed by {result.signed_by}" if result.signed_by else "unsigned: a bare statement; see --key")
     return value, "\n".join(lines)
 

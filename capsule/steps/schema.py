@@ -12,6 +12,7 @@ from capsule.core.protocol import Protocol
 from capsule.core.results import Results
 from capsule.core.schema import Model
 from capsule.core.verdict import Verdict
+from capsule.steps.described import KEYS
 
 SCHEMAS: dict[str, type[Model]] = {
     "protocol": Protocol,
@@ -32,4 +33,8 @@ def schema(name: str) -> dict[str, Any]:
     """
     if name not in SCHEMAS:
         raise UsageError(f"expected one of {', '.join(SCHEMAS)}, found {name!r}")
-    return SCHEMAS[name].model_json_schema(by_alias=True)
+    made = SCHEMAS[name].model_json_schema(by_alias=True)
+    for model, part in ((made["title"], made), *made.get("$defs", {}).items()):
+        for key, words in KEYS.get(model, {}).items():
+            part["properties"][key]["description"] = words
+    return made

@@ -16,7 +16,7 @@ from tests.study import make_study
 
 COMMANDS = (
     "init", "freeze", "amend", "run", "status", "ledger", "reconcile", "pack", "verify", "replay", "report", "show",
-    "extract", "schema", "doctor", "clean", "completion", "sign", "timestamp",
+    "extract", "schema", "doctor", "clean", "completion", "sign", "timestamp", "diff", "export",
 )  # fmt: skip
 
 
@@ -54,6 +54,8 @@ def arguments_of(command: str, protocol: Path, tmp_path: Path) -> list[str | Pat
         "completion": ["bash"],
         "sign": [copied(file, tmp_path), "--key", made_key(tmp_path)],
         "timestamp": [protocol, "--query", tmp_path / "query.tsq"],
+        "diff": [file, file],
+        "export": [file, "--as", "bagit", "--output", tmp_path / "bag"],
     }.get(command, [protocol])
 
 
