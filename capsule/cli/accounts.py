@@ -62,7 +62,8 @@ def ran(result: Ran) -> Said:
     charged = sum(attempt.debited_ms for attempt in result.attempts) / 1000
     lines = [f"cells: {_cells(result.cells)}", f"charged now: {charged:.1f} {result.unit}-seconds; {budget}"]
     if result.cells.get("failed"):
-        lines.append("failed cells stay in every table; `capsule status` says why each attempt failed")
+        none = "" if result.cells.get("ok") else "no cell succeeded, so there is nothing to estimate; "
+        lines.append(f"{none}failed cells stay in every table; `capsule status` says why each attempt failed")
     if result.stopped:
         lines.append(f"stopped: {safe(result.stopped)}")
     if result.remaining:

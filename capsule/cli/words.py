@@ -185,6 +185,8 @@ def replayed(result: Replay) -> Said:
 def _result_lines(result: Replay) -> list[str]:
     import math
 
+    from capsule.steps.limits import HEAD, gate_rows
+
     assert result.results is not None
     rules = {estimate.name: estimate for estimate in result.manifest.protocol.estimates}
     rows = []
@@ -207,9 +209,9 @@ def _result_lines(result: Replay) -> list[str]:
             )
         )
     lines = [columns(rows, ("workload", "ratio or mean of", "estimate [interval]", ""))] if rows else []
-    gates = [(g.gate, str(g.passed), str(g.failed), str(g.missing)) for g in result.results.gates]
+    gates = gate_rows(result.manifest.protocol, result.results)
     if gates:
-        lines += ["", columns(gates, ("gate", "passed", "failed", "no value"))]
+        lines += ["", columns(gates, HEAD)]
     for charge in result.results.charges:
         attempts = ", ".join(f"{count} {name}" for name, count in sorted(charge.attempts.items()))
         pilot = "pilot " if charge.pilot else ""

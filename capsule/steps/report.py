@@ -18,6 +18,7 @@ from capsule.core.telemetry import DeviceTelemetry
 from capsule.core.verdict import Verdict
 from capsule.steps.figures import charge_figures, estimate_figures, telemetry_figures
 from capsule.steps.judged import judged
+from capsule.steps.limits import HEAD, gate_rows
 
 Form = Literal["markdown", "html"]
 
@@ -44,7 +45,7 @@ def report(path: Path, form: Form = "markdown") -> str:
         blocks += _hypotheses(results)
         blocks += _estimates(manifest, results)
         blocks += estimate_figures(manifest.protocol, results) if figures else []
-        blocks += [*_gates(results), *_charges(results)]
+        blocks += [*_gates(manifest, results), *_charges(results)]
         blocks += charge_figures(attempts) if figures else []
         blocks += _devices(attempts, table)
         blocks += telemetry_figures(attempts, found.evidence.telemetry) if figures else []
@@ -96,7 +97,7 @@ def _head(manifest: Manifest, verdict: Verdict) -> list[Block]:
         ("Capsule: ", Code(verdict.capsule or "no identity")),
         ("Integrity: ", Strong(verdict.integrity)),
         ("Outcome: ", Strong(verdict.outcome)),
-        (f"Signed: {'yes, not checked by this version' if verdict.signed else 'no'}",),
+        ("Signatures inside: ", "some; `capsule verify` judges them" if verdict.signed else "none"),
     ]
     if verdict.amended:
         words = f"{verdict.amended}; the tables below are of the last manifest, earlier journals are in 3-attempts"
@@ -144,9 +145,10 @@ def _ratio(item: EstimateResult) -> str:
     return f"{mean:.3g} [{low:.3g}, {high:.3g}]"
 
 
-def _gates(results: Results) -> list[Block]:
-    rows = [(g.gate, str(g.passed), str(g.failed), str(g.missing), ", ".join(g.failed_cells)) for g in results.gates]
-    return [Heading(2, "Gates"), Table(("gate", "passed", "failed", "no value", "failed cells"), rows)]
+def _gates(manifest: Manifest, results: Results) -> list[Block]:
+    failed = [", ".join(gate.failed_cells) for gate in results.gates]
+    rows = [(*row, cells) for row, cells in zip(gate_rows(manifest.protocol, results), failed, strict=True)]
+    return [Heading(2, "Gates"), Table((*HEAD, "failed cells"), rows)]
 
 
 def _charges(results: Results) -> list[Block]:
