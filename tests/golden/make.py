@@ -1,8 +1,10 @@
 """Make the golden capsules: python -m tests.golden.make
 
-One honest study is run and packed; every other golden is forged from it by one named fault and sealed again, so that
-its container is sound and only a check of meaning can find it. Beside each lies what any verifier must say of it.
-Goldens are kept: run this only when the format changes, and say why in the commit.
+A few honest studies are run and packed; every other golden is forged from one of them by one named fault and sealed
+again, so that its container is sound and only a check of meaning can find it. Beside each lies what any verifier must
+say of it: `NAME.expected.json`, and `NAME@VARIANT.expected.json` for other options on the same capsule. The options
+name files by their place below this folder. Goldens are kept: run this only when the format changes, and say why in the
+commit.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from capsule.core.manifest import Manifest
 from capsule.core.progress import final_rows
 from capsule.core.results import derive
 from capsule.core.table import table_columns, table_rows
-from capsule.steps.verify import collect, verify
+from capsule.steps.verify import collect
 from tests.study import make_study
 
 FOLDER = Path(__file__).parent
@@ -266,40 +268,54 @@ def damaged(data: bytes) -> dict[str, bytes]:
     return {"bit-flipped": bytes(flipped), "truncated": data[: len(data) * 2 // 3], "trailing-bytes": data + b"more"}
 
 
-def goldens() -> dict[str, tuple[bytes, str]]:
-    """Return every golden with one sentence on what it is."""
+def plain_cases() -> dict[str, tuple[str, bytes]]:
+    """Return every golden that no key or authority is needed for."""
     with tempfile.TemporaryDirectory() as folder:
         supported = honest(Path(folder) / "a")
         refuted = honest(Path(folder) / "b", {"threshold = 0": "threshold = 5"})
         short = honest(Path(folder) / "c", {"device_seconds = 200": "device_seconds = 17.001"}, budget_ends=True)
     made = {
-        "supported": (supported, "An honest capsule whose hypotheses are supported."),
-        "refuted": (refuted, "An honest capsule whose first hypothesis is refuted; intact all the same."),
-        "budget-ended": (short, "An honest capsule whose budget ended before its plan; what was not run says so."),
+        "supported": ("An honest capsule whose hypotheses are supported.", supported),
+        "refuted": ("An honest capsule whose first hypothesis is refuted; intact all the same.", refuted),
+        "budget-ended": ("An honest capsule whose budget ended before its plan; what was not run says so.", short),
     }
     members = unpack(supported)
     for forge in FORGERIES:
-        made[forge.__name__.replace("_", "-")] = (seal(forge(members)), forge.__doc__ or "")
-    made["newer-minor"] = (seal(newer(members), "capsule-archive/1.1"), newer.__doc__ or "")
-    made["outcome-edited"] = (seal(outcome_edited(unpack(refuted))), outcome_edited.__doc__ or "")
+        made[forge.__name__.replace("_", "-")] = (forge.__doc__ or "", seal(forge(members)))
+    made["newer-minor"] = (newer.__doc__ or "", seal(newer(members), "capsule-archive/1.1"))
+    made["outcome-edited"] = (outcome_edited.__doc__ or "", seal(outcome_edited(unpack(refuted))))
     for name, data in damaged(supported).items():
-        made[name] = (data, "Bytes changed after sealing.")
+        made[name] = ("Bytes changed after sealing.", data)
     return made
 
 
+def judged(name: str, options: tuple[str, ...]) -> dict[str, object]:
+    """What the product says of a golden with some options."""
+    command = [sys.executable, "-m", "capsule", "verify", f"{name.partition('@')[0]}.capsule", *options, "--json"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+    verdict = json.loads(done.stdout)
+    failed = [check["id"] for check in verdict["checks"] if check["status"] == "failed"]
+    return {"integrity": verdict["integrity"], "outcome": verdict["outcome"], "failed": failed}
+
+
 def main() -> None:
-    """Write every golden and what is to be said of it."""
-    for name, (data, words) in goldens().items():
-        (FOLDER / f"{name}.capsule").write_bytes(data)
-        verdict = verify(io.BytesIO(data))
-        expected = {
-            "what": words,
-            "integrity": verdict.integrity,
-            "outcome": verdict.outcome,
-            "failed": [check.id for check in verdict.checks if check.status == "failed"],
-        }
-        (FOLDER / f"{name}.expected.json").write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
-        print(f"{name}: {verdict.integrity}, {verdict.outcome}, {', '.join(expected['failed'])}")
+    """Write all goldens with what the product says of each; what was recorded on other machines stays."""
+    from tests.golden import signed
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = signed.make(Path(folder))
+    plain = {name: signed.Case(what, data) for name, (what, data) in plain_cases().items()}
+    cases = {**plain, **made.cases}
+    files = {f"{name}.capsule": case.data for name, case in cases.items() if case.data is not None}
+    for place, data in {**made.files, **files}.items():
+        (FOLDER / place).parent.mkdir(exist_ok=True)
+        (FOLDER / place).write_bytes(data)
+    for name, case in cases.items():
+        said = judged(name, case.options)
+        options = {"options": case.options} if case.options else {}
+        text = json.dumps({"what": case.what, **options, **said}, indent=2)
+        (FOLDER / f"{name}.expected.json").write_text(text + "\n", encoding="utf-8")
+        print(f"{name}: {said['integrity']}, {said['outcome']}, {said['failed']}")
 
 
 if __name__ == "__main__":
