@@ -248,12 +248,15 @@ def verify(
     fail_on_outcome: Annotated[
         bool, typer.Option("--fail-on-outcome", help="Exit 1 unless every hypothesis is supported.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every check by name, those that passed too.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Check a capsule, hostile or honest.
 
-    Every check by name; integrity and outcome are two answers. Never executes, never extracts. A manifest's signature
-    vouches for the promise only: ask for the capsule's with --signature-of capsule.
+    Integrity and outcome are two answers. Never executes, never extracts. A manifest's signature vouches for the
+    promise only: ask for the capsule's with --signature-of capsule.
     """
     import sys
 
@@ -271,7 +274,7 @@ def verify(
     )
     with sys.stdin.buffer if file == "-" else open_capsule(Path(file)) as stream:
         verdict = step(stream, against=against or (), trust=brought)
-    words.emit(json_, *words.verdict(verdict))
+    words.emit(json_, *words.verdict(verdict, verbose))
     raise typer.Exit(words.verdict_exit_code(verdict, fail_on_outcome))
 
 

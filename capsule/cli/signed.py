@@ -57,12 +57,14 @@ def signatures(result: Verdict) -> str:
     """Return what follows `integrity: intact`: by whom each thing is signed."""
     if not result.signatures:
         return "unsigned"
-    words = [
-        f"{item.of} signed by {', '.join(item.principals)}"
-        if item.answer == "accepted"
-        else f"{item.of} signed by key {item.key}, {item.words}"
-        for item in result.signatures
-    ]
+    words = []
+    for item in result.signatures:
+        if item.answer == "accepted":
+            words.append(f"{item.of} signed by {', '.join(item.principals)}")
+        elif item.answer == "broken":
+            words.append(f"signature of something else than this {item.of}")
+        else:
+            words.append(f"{item.of} signed by key {item.key}, {item.words}")
     if all(item.manifest is not None for item in result.signatures):
         words.append("the capsule itself unsigned")
     return safe(", ".join(words))

@@ -117,19 +117,36 @@ def packed(result: Packed) -> Said:
     return value, f"{text}\npublish this identity elsewhere: only then can nobody rebuild the capsule unnoticed"
 
 
-def verdict(result: Verdict) -> Said:
-    """Say what verifying found, check by check."""
+def verdict(result: Verdict, verbose: bool = False) -> Said:
+    """Say the two answers, then what kept a check from passing, or every check by name."""
     from capsule.cli import signed
 
-    moods = {"passed": "good", "failed": "bad", "not_checked": "doubt"}
-    width = max(len(check.name) for check in result.checks)
-    lines = []
-    for check in result.checks:
-        status_word = paint(check.status.replace("_", " ").ljust(11), moods[check.status])
-        lines.append(f"{check.id}  {check.name.ljust(width)}  {status_word}  {safe(check.words)}".rstrip())
-        lines += [f"      - {safe(finding)}" for finding in check.findings]
-    lines += [*signed.order(result.order), *signed.rests_on(result), "", *_answers(result)]
+    identities = {"capsule": result.capsule, "manifest": result.manifest}
+    lines = [
+        *_answers(result),
+        "",
+        *(f"{name}: ".ljust(10) + digest for name, digest in identities.items() if digest),
+        *_checks(result, verbose),
+        *signed.order(result.order),
+        *signed.rests_on(result),
+    ]
     return result.to_json(), "\n".join(lines)
+
+
+def _checks(result: Verdict, verbose: bool) -> list[str]:
+    """Return a line for each check that did not pass or passed something over, or for every one, with its findings."""
+    from capsule.core.version import PASSED_OVER
+
+    moods = {"passed": "good", "failed": "bad", "not_checked": "doubt"}
+    told = [c for c in result.checks if verbose or c.status != "passed" or PASSED_OVER in c.words]
+    width = max((len(check.name) for check in told), default=0)
+    passed = sum(check.status == "passed" for check in result.checks)
+    lines = [f"checks:   {passed} of {len(result.checks)} passed{'' if verbose else ' (each by name: --verbose)'}"]
+    for check in told:
+        status_word = paint(check.status.replace("_", " ").ljust(11), moods[check.status])
+        lines.append(f"  {check.id}  {check.name.ljust(width)}  {status_word}  {safe(check.words)}".rstrip())
+        lines += [f"        - {safe(finding)}" for finding in check.findings]
+    return lines
 
 
 def _answers(result: Verdict) -> list[str]:

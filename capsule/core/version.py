@@ -13,6 +13,7 @@ from capsule.core.errors import MalformedError
 
 MAJOR = 1
 NAMED_MAX = 5
+PASSED_OVER = "passed over, as of a newer minor version"
 MINOR_PATTERN = r"(\.[1-9][0-9]{0,2})?"
 
 _VERSION = re.compile(r"(?P<name>[a-z]+[.-][a-z]+)/(?P<major>[0-9]{1,9})(?:\.(?P<minor>[0-9]{1,9}))?")
@@ -31,7 +32,7 @@ def pattern(name: str) -> str:
 def passed_over(names: Sequence[str]) -> str:
     """Return words for what a newer minor version added and this one does not look at; empty if that is nothing."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return f"; passed over, as of a newer minor version: {', '.join(names[:NAMED_MAX])}{more}" if names else ""
+    return f"; {PASSED_OVER}: {', '.join(names[:NAMED_MAX])}{more}" if names else ""
 
 
 def is_newer(text: object, where: str) -> bool:
