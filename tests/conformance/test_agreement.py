@@ -1,78 +1,119 @@
-"""The product and the second verifier say the same of every golden capsule, and it is what was expected."""
+"""The product and the second verifier say the same of every golden, and it is what was expected."""
 
 from __future__ import annotations
 
 import ast
-import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import verifier
 
-from capsule.steps.verify import verify
+from tests.conformance.kit import GOLDENS, Case, goldens
+from tests.conftest import Capsule
 
-HERE = Path(__file__).parent
-VERIFIER = HERE / "verifier.py"
-GOLDENS = sorted((HERE.parent / "golden").glob("*.capsule"))
+VERIFIER = Path(__file__).parent / "verifier.py"
 RECORDED_BEFORE = {"h200-refuted"}
 """Goldens recorded on a device before the format of today; each is to be recorded again, and then leaves this set."""
 EXIT = {"intact": 0, "broken": 1, "incomplete": 3}
+SIGNED = ("signed", "amended", "resealed", "token-", "signature-")
 
 
-def expected_of(golden: Path) -> dict[str, object]:
-    expected = json.loads(golden.with_suffix(".expected.json").read_text(encoding="utf-8"))
-    return {key: expected[key] for key in ("integrity", "outcome", "failed")}
-
-
-def second(*arguments: str | Path) -> tuple[dict[str, object], int]:
-    """What the second verifier says, run as a program of its own, and its exit code."""
-    command = [sys.executable, "-I", str(VERIFIER), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    assert not done.stderr, done.stderr
-    answer = json.loads(done.stdout)
-    return {key: answer[key] for key in ("integrity", "outcome", "failed")}, done.returncode
-
-
-def cases() -> list[Any]:
-    """Every golden, each that awaits its recording expected to fail."""
+def cases(*names: str) -> list[Any]:
+    """Every golden whose name begins so, each that awaits its recording expected to fail."""
     awaited = pytest.mark.xfail(reason="recorded before telemetry; to be recorded again on a device", strict=True)
     return [
-        pytest.param(path, id=path.stem, marks=[awaited] if path.stem in RECORDED_BEFORE else []) for path in GOLDENS
+        pytest.param(case, id=case.name, marks=[awaited] if case.name in RECORDED_BEFORE else [])
+        for case in goldens()
+        if case.name.startswith(names or "")
     ]
 
 
+def answer(said: dict[str, Any]) -> tuple[str, str, list[str]]:
+    failed = said.get("failed") or [c["id"] for c in said.get("checks", ()) if c["status"] == "failed"]
+    return said["integrity"], said["outcome"], failed
+
+
+@pytest.fixture
+def product(capsule: Capsule, monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], tuple[dict[str, Any], int]]:
+    """What the product says of a golden, and its exit code."""
+    monkeypatch.chdir(GOLDENS)
+
+    def call(case: Case) -> tuple[dict[str, Any], int]:
+        said = capsule("verify", str(case.build), *case.options, "--json")
+        return json.loads(said.out), said.code
+
+    return call
+
+
+def second(case: Case) -> dict[str, Any]:
+    """What the second verifier says of a golden, in this process."""
+    said: dict[str, Any] = verifier.answer([str(case.build), *case.options])
+    return said
+
+
 def test_there_are_goldens() -> None:
-    assert {"supported", "refuted", "budget-ended"} <= {path.stem for path in GOLDENS}
+    assert {"supported", "refuted", "budget-ended", "signed", "amended"} <= {case.name for case in goldens()}
+    assert {path.name for path in GOLDENS.glob("*.capsule")} == {
+        f"{c.name}.capsule" for c in goldens() if "@" not in c.name
+    }
 
 
-@pytest.mark.parametrize("golden", cases())
-def test_product(golden: Path) -> None:
-    verdict = verify(io.BytesIO(golden.read_bytes()))
-    failed = [check.id for check in verdict.checks if check.status == "failed"]
-    assert {"integrity": verdict.integrity, "outcome": verdict.outcome, "failed": failed} == expected_of(golden)
+@pytest.mark.parametrize("case", cases())
+def test_product(case: Case, product: Callable[[Case], tuple[dict[str, Any], int]]) -> None:
+    assert case.answer is not None
+    said, code = product(case)
+    assert answer(said) == (case.answer.integrity, case.answer.outcome, list(case.answer.failed))
+    assert code == EXIT[case.answer.integrity]
 
 
-@pytest.mark.parametrize("golden", cases())
-def test_second_verifier(golden: Path) -> None:
-    expected = expected_of(golden)
-    assert second(golden) == (expected, EXIT[str(expected["integrity"])])
+@pytest.mark.parametrize("case", cases())
+def test_second_verifier(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert case.answer is not None
+    monkeypatch.chdir(GOLDENS)
+    assert answer(second(case)) == (case.answer.integrity, case.answer.outcome, list(case.answer.failed))
 
 
-def test_against() -> None:
+@pytest.mark.parametrize("case", cases(*SIGNED))
+def test_signatures_and_order(case: Case, product: Callable[[Case], tuple[dict[str, Any], int]]) -> None:
+    """Both say the same of each signature and token, of the order in time, and of what the verdict rests on."""
+    left, right = product(case)[0], second(case)
+    for key in ("signatures", "tokens", "order"):
+        bare = [{name: value for name, value in item.items() if name != "words"} for item in left[key]]
+        expected = [{**item, "principals": item["principals"] or there["principals"]} if key == "signatures" else item
+                    for item, there in zip(right[key], bare, strict=True)]  # fmt: skip
+        assert bare == expected, key
+    assert [item["ground"] for item in left["rests_on"]] == right["rests_on"]
+
+
+@pytest.mark.parametrize("name", ["supported", "signed@expired-key", "bit-flipped"])
+def test_it_is_a_program_of_its_own(name: str) -> None:
+    """The second verifier runs apart from everything else, prints its answer and ends with its code."""
+    case = next(case for case in goldens() if case.name == name)
+    assert case.answer is not None
+    command = [sys.executable, "-I", str(VERIFIER), str(case.build), *case.options]
+    done = subprocess.run(command, cwd=GOLDENS, capture_output=True, check=False, text=True)
+    assert not done.stderr
+    assert answer(json.loads(done.stdout))[0] == case.answer.integrity
+    assert done.returncode == EXIT[case.answer.integrity]
+
+
+def test_against(product: Callable[[Case], tuple[dict[str, Any], int]]) -> None:
     """Both take the identity of the capsule and of its manifest, and nothing else."""
-    golden = next(path for path in GOLDENS if path.stem == "supported")
-    verdict = verify(io.BytesIO(golden.read_bytes()))
-    assert verdict.manifest
-    assert verdict.capsule
-    for digest in (verdict.manifest, verdict.capsule):
-        assert verify(io.BytesIO(golden.read_bytes()), against=[digest]).integrity == "intact"
-        assert second(golden, "--against", digest)[0]["integrity"] == "intact"
+    golden = GOLDENS / "supported.capsule"
+    verdict = product(Case("supported", golden))[0]
     other = "sha256:" + "0" * 64
-    assert verify(io.BytesIO(golden.read_bytes()), against=[verdict.manifest, other]).integrity == "broken"
-    assert second(golden, "--against", verdict.manifest, "--against", other)[0]["failed"] == ["V-07"]
+    for digests, failed in (
+        ([verdict["manifest"]], []),
+        ([verdict["capsule"]], []),
+        ([verdict["manifest"], other], ["V-07"]),
+    ):
+        case = Case("supported", golden, tuple(word for digest in digests for word in ("--against", digest)))
+        assert answer(product(case)[0])[2] == answer(second(case))[2] == failed
 
 
 def test_it_shares_no_code_with_the_product() -> None:

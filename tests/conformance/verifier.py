@@ -3002,7 +3002,8 @@ def beside(file: Path) -> list[Path]:
     return [path for path in map(Path, names) if path.is_file()]
 
 
-def main() -> int:
+def answer(arguments: list[str]) -> dict[str, Any]:
+    """Judge a file by the options of a command line."""
     parser = argparse.ArgumentParser(description="Verify a capsule, independently of the product.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--against", action="append", default=[], metavar="DIGEST")
@@ -3010,7 +3011,7 @@ def main() -> int:
     parser.add_argument("--signature-of", default="any", choices=["any", "capsule", "manifest", "both"])
     parser.add_argument("--signature", type=Path, action="append", metavar="SIG")
     parser.add_argument("--tsa-ca", type=Path, metavar="PEM")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     trust = {
         "signatures": [(str(path), path.read_bytes()) for path in options.signature or beside(options.file)],
         "signers": options.require_signature.read_bytes() if options.require_signature else None,
@@ -3018,9 +3019,13 @@ def main() -> int:
         "authority": options.tsa_ca.read_bytes() if options.tsa_ca else None,
         "checks": True,
     }
-    answer = verify(options.file.read_bytes(), tuple(options.against), trust)
-    print(json.dumps(answer, indent=2))
-    return {"intact": 0, "broken": 1, "incomplete": 3}[answer["integrity"]]
+    return verify(options.file.read_bytes(), tuple(options.against), trust)
+
+
+def main() -> int:
+    said = answer(sys.argv[1:])
+    print(json.dumps(said, indent=2))
+    return {"intact": 0, "broken": 1, "incomplete": 3}[said["integrity"]]
 
 
 if __name__ == "__main__":
