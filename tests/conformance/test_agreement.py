@@ -17,20 +17,13 @@ from tests.conformance.kit import GOLDENS, Case, goldens
 from tests.conftest import Capsule
 
 VERIFIER = Path(__file__).parent / "verifier.py"
-RECORDED_BEFORE = {"h200-refuted"}
-"""Goldens recorded on a device before the format of today; each is to be recorded again, and then leaves this set."""
 EXIT = {"intact": 0, "broken": 1, "incomplete": 3}
 SIGNED = ("signed", "amended", "resealed", "token-", "signature-")
 
 
 def cases(*names: str) -> list[Any]:
-    """Every golden whose name begins so, each that awaits its recording expected to fail."""
-    awaited = pytest.mark.xfail(reason="recorded before telemetry; to be recorded again on a device", strict=True)
-    return [
-        pytest.param(case, id=case.name, marks=[awaited] if case.name in RECORDED_BEFORE else [])
-        for case in goldens()
-        if case.name.startswith(names or "")
-    ]
+    """Every golden whose name begins so."""
+    return [pytest.param(case, id=case.name) for case in goldens() if case.name.startswith(names or "")]
 
 
 def answer(said: dict[str, Any]) -> tuple[str, str, list[str]]:
