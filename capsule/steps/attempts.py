@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from capsule.core.errors import BusyError, CapsuleError, DriftError, MachineErro
 from capsule.core.progress import Process, deciding_attempt, tries
 from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.host import launch, store
+from capsule.host.attempt_files import secret_names
 from capsule.host.devices import backend_for
 from capsule.host.durable import write_durably
 from capsule.host.lease import lease_directory
@@ -219,6 +221,7 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
         source_roots={cell.arm: Path(snapshot.root) for cell in process.cells},
         snapshot=digest_of(work.generation.files[sources_name(manifest.protocol.arm(process.cells[0].arm).revision)]),
         trees=[snapshot],
+        secret_names=secret_names(os.environ),
         lease_wait_ms=WAIT_MS_MAX if work.request.wait and work.cluster is None else 0,
     )
     if work.cluster is not None:
