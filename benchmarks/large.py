@@ -60,29 +60,34 @@ def measure(cell):
 """
 
 
-def generate(folder: Path, files: int, large: int) -> Path:
-    """Write a study with so many small source files and two that hold `large` bytes; return its protocol."""
+def generate(folder: Path, files: int) -> Path:
+    """Write a study with so many small source files; return its protocol."""
     (folder / ".capsule").mkdir(parents=True)
     rng = random.Random(2026)
     for number in range(files):
         path = folder / f"d{number % 1000}" / f"f{number}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"# %d %s\n" % (number, rng.randbytes(rng.randint(20, 400)).hex().encode()))
-    text = b"".join(b"step %d loss %.6f\n" % (number, rng.random()) for number in range(100_000))
-    for name, block in (("text.log", text), ("noise.bin", rng.randbytes(1 << 21))):
-        with (folder / name).open("wb") as stream:
-            while (left := large // 2 - stream.tell()) > 0:
-                stream.write(block[:left])
     (folder / "trial.py").write_text(TRIAL)
     protocol = folder / "large.toml"
     protocol.write_text(PROTOCOL)
     return protocol
 
 
+def generate_large(folder: Path, size: int) -> None:
+    """Write two source files that hold `size` bytes, one of zeros and one that does not compress."""
+    block = random.Random(2026).randbytes(1 << 21)
+    with (folder / "zeros.bin").open("wb") as stream:
+        stream.truncate(size // 2)
+    with (folder / "noise.bin").open("wb") as stream:
+        while (left := size - size // 2 - stream.tell()) > 0:
+            stream.write(block[:left])
+
+
 def link_to_store(folder: Path) -> None:
     """Put the store's copies in the place of the two large files, which halves what they take on the disk."""
     for path in folder.joinpath(".capsule", "objects").glob("*/*"):
-        for name in ("text.log", "noise.bin"):
+        for name in ("zeros.bin", "noise.bin"):
             if path.stat().st_size == (folder / name).stat().st_size > 1 << 20 and same_start(path, folder / name):
                 (folder / name).unlink()
                 (folder / name).hardlink_to(path)
@@ -120,11 +125,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         study, capsule = folder / "study", folder / "large.capsule"
-        protocol = generate(study, options.files, options.large_mb * 10**6)
+        protocol = generate(study, options.files)
         command("freeze", "freeze", protocol)
-        link_to_store(study)
         command("run", "run", protocol)
-        command("clean", "clean", protocol)
+        generate_large(study, options.large_mb * 10**6)
+        command("amend, with the large files", "amend", protocol, "--reason", "add the large files")
+        link_to_store(study)
         command("pack", "pack", protocol, "--output", capsule)
         print(f"{'capsule':28} {capsule.stat().st_size / 1e6:.0f} MB")
         command("verify", "verify", capsule)
