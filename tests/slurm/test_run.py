@@ -17,7 +17,17 @@ from capsule.host.slurm.commands import jobs_named
 from capsule.host.slurm.job import accounting, known_engine
 from capsule.host.slurm.settle import ACCOUNTED
 from tests.slurm.cluster import Cluster
-from tests.steps.machine import TRIAL, events_of, eventually, named, start
+from tests.steps.machine import (
+    TRIAL,
+    at_once_at_most,
+    check_no_device_twice,
+    events_of,
+    eventually,
+    make_devices,
+    make_gpu_study,
+    named,
+    start,
+)
 from tests.study import make_study
 
 LATER = "--sbatch=--begin=now+1hour"
@@ -137,6 +147,22 @@ def test_a_run_whose_shell_was_killed_goes_on_in_the_cluster(slurm: Cluster, qui
     assert ([attempt["attempt"] for attempt in value["attempts"]], value["remaining_processes"]) == (["a000002"], 0)
     quick.accounted("a000001")
     assert quick.states() == ["settled", "settled"]
+
+
+def test_jobs_go_side_by_side_on_devices_with_names(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pretended devices of this machine, which is the node too; Slurm has two to give as well."""
+    names = ("GPU-aaaa", "GPU-bbbb")
+    monkeypatch.setenv("CAPSULE_FAKE_DEVICES", str(make_devices(tmp_path / "devices", *names)))
+    study = Study(make_gpu_study(tmp_path / "study", seeds=2, seconds=2))
+    study.call("freeze")
+    value = ended(study.start("--gpu=GPU-aaaa", "--gpu=GPU-bbbb", "--sbatch=--gres=gpu:1"), 0)
+    assert sorted(attempt["devices"] for attempt in value["attempts"]) == [["GPU-aaaa"], ["GPU-bbbb"]]
+    assert at_once_at_most(study.protocol) == 2
+    check_no_device_twice(study.protocol)
+    for attempt in value["attempts"]:
+        study.accounted(attempt["attempt"])
 
 
 def test_interrupting_a_run_cancels_its_job_that_waits(quick: Study) -> None:
