@@ -499,6 +499,7 @@ TABLE = [
                 "test_f2_an_attempt_whose_accounting_is_late_stays_open",
                 "test_f2_a_settled_attempt_waits_for_its_accounting",
             ],
+            "slurm/test_run": ["test_accounting_that_is_late_is_added_by_a_later_command"],
         },
     ),
     Row(
@@ -508,6 +509,7 @@ TABLE = [
         {
             "host/test_slurm": ["test_every_start_is_one_charge"],
             "slurm/test_slurm": ["test_f3_every_start_of_a_requeued_job_is_charged_once"],
+            "slurm/test_run": ["test_a_job_that_was_put_back_in_the_queue_is_one_attempt_with_two_charges"],
         },
     ),
     Row(
@@ -517,6 +519,7 @@ TABLE = [
         {
             "host/test_slurm": ["test_the_larger_of_two_witnesses_is_due"],
             "slurm/test_slurm": ["test_f4_a_dead_node_is_charged_by_the_larger_witness"],
+            "slurm/test_run": ["test_a_node_that_starts_again_ends_the_attempt_and_the_next_run_goes_on"],
         },
     ),
     Row(
