@@ -1,9 +1,9 @@
 """Scan source trees, in turn with git and openssl hashing the same files; prints median ratios of pairs.
 
-Run by hand: `python benchmarks/freeze.py --pairs 7 --files 20000 --size-mib 512`. Needs git and openssl. Files are
-generated from a fixed seed into a temporary folder (`--folder`, best a memory file system) and removed. A scan does
-more than its rivals: it asks git what is tracked, hashes each file twice, looks for secrets, names what folds together.
-The store is timed once, cold, since what it costs is the file system's. It judges nothing.
+Run by hand: `python benchmarks/freeze.py --folder /dev/shm`. Needs git and openssl. Files are generated from a fixed
+seed into a temporary folder (`--folder`, best a memory file system) and removed. A scan does more than its rivals: it
+asks git what is tracked, hashes each file twice, looks for secrets, names what folds together. The store is timed once,
+cold, since what it costs is the file system's. `--scale` shrinks every tree. It judges nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -25,7 +27,7 @@ from capsule.host.source import scan_sources
 
 
 def generate(folder: Path, files: int, size: int) -> None:
-    """Write `files` text files of half to one and a half times `size` bytes in a thousand folders; commit them."""
+    """Write `files` text files of half to one and a half times `size` bytes in a thousand folders."""
     rng = random.Random(2026)
     words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz_", k=rng.randint(2, 12))) for _ in range(2000)]
     text = b"".join(b" ".join(rng.choices(words, k=8)) + b"\n" for _ in range(100_000))
@@ -37,6 +39,10 @@ def generate(folder: Path, files: int, size: int) -> None:
             while length > 0:
                 start = rng.randrange(len(text) // 2)
                 length -= file.write(text[start : start + min(length, len(text) // 2)])
+
+
+def track(folder: Path) -> None:
+    """Have git track every file."""
     for command in (("init", "-q"), ("add", "-A")):
         subprocess.run(["git", "-C", str(folder), *command], check=True)
 
@@ -64,43 +70,61 @@ def openssl(folder: Path) -> Callable[[], object]:
     return lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Return the wall time of one call."""
-    start = time.perf_counter()
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Return wall and processor time of one call, its children included."""
+
+    def processor() -> float:
+        usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+    start, used = time.perf_counter(), processor()
     work()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, processor() - used
 
 
 def compare(name: str, ours: Callable[[], object], theirs: Callable[[], object], pairs: int) -> None:
-    """Run both in turn, once more than counted, and print the median ratio of the pairs."""
+    """Run both in turn, once more than counted, and print the median ratios of the pairs."""
     times = [(seconds(ours), seconds(theirs)) for _ in range(pairs + 1)][1:]
-    own, other = (statistics.median(side) for side in zip(*times, strict=True))
-    ratio = statistics.median(mine / rival for mine, rival in times)
-    print(f"{name}: scan {own:.3f} s, rival {other:.3f} s, ratio {ratio:.2f}")
+    own, other = (statistics.median(run[side][0] for run in times) for side in (0, 1))
+    wall, used = (statistics.median(mine[kind] / rival[kind] for mine, rival in times) for kind in (0, 1))
+    print(f"{name:58} {own:7.2f} s {other:7.2f} s   wall {wall:5.2f}   processor {used:5.2f}", flush=True)
 
 
 def main() -> None:
     """Generate, compare and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("--small-bytes", type=int, default=3000)
-    parser.add_argument("--size-mib", type=int, default=512)
+    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()
+    pairs = options.pairs
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
-        small, large = Path(temporary, "small"), Path(temporary, "large")
-        generate(small, options.files, options.small_bytes)
-        generate(large, 64, options.size_mib * 2**20 // 64)
-        compare(f"{options.files} files / git hash-object", lambda: scan(small), git(small), options.pairs)
-        compare(f"{options.size_mib} MiB / openssl sha256", lambda: scan(large), openssl(large), options.pairs)
-        entries = scan_sources(small, Sources()).entries
-        os.sync()
-        print(f"store {options.files} files: {seconds(lambda: store.put_all(small, entries)):.3f} s")
-        target = small / ".capsule" / "snapshot"
-        print(f"make their snapshot: {seconds(lambda: store.materialise(small, entries, target)):.3f} s")
-        print(f"check it: {seconds(lambda: store.verify_tree(entries, target)):.3f} s")
-        store.remove_tree(target)
+        for count, size in ((100_000, 3_000), (43_000, 18_300)):
+            tree = Path(temporary, f"files-{count}")
+            files = int(count * options.scale)
+            generate(tree, files, size)
+            track(tree)
+            title = f"F1 {files} files of {size} bytes : git hash-object"
+            compare(title, lambda it=tree: scan(it), git(tree), pairs)  # type: ignore[misc]
+            if count != 100_000:
+                time_store(tree)
+            shutil.rmtree(tree)
+        tree = Path(temporary, "mixed")
+        generate(tree / "small", int(20_000 * options.scale), 4096)
+        generate(tree / "large", 4, int((1 << 29) * options.scale))
+        track(tree)
+        compare("F2 20,000 files and four of 512 MiB : openssl sha256", lambda: scan(tree), openssl(tree), pairs)
+
+
+def time_store(tree: Path) -> None:
+    """Time what a freeze and a run write, once each."""
+    entries = scan_sources(tree, Sources()).entries
+    os.sync()
+    print(f"   store them: {seconds(lambda: store.put_all(tree, entries))[0]:.2f} s")
+    target = tree / ".capsule" / "snapshot"
+    print(f"   make their snapshot: {seconds(lambda: store.materialise(tree, entries, target))[0]:.2f} s")
+    print(f"   check it: {seconds(lambda: store.verify_tree(entries, target))[0]:.2f} s", flush=True)
+    store.remove_tree(target)
 
 
 if __name__ == "__main__":
