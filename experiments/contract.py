@@ -13,7 +13,8 @@ A `Contract` is opened when a schedule starts on a group and closed when the gra
 - an objective that reads other loops than the prompt pass kept (`SupervisedLoopsError`);
 - at the start, a response that was sampled from another prompt (`PromptMismatchError`), by another policy version
   (`PolicyVersionError`) or at another depth (`DepthMismatchError`), a token outside the vocabulary
-  (`VocabularyError`), and work that could leave no gradient (`NoGradientError`).
+  (`VocabularyError`), a latent that is missing or that nobody would read (`latent.LatentError`), and work that could
+  leave no gradient (`NoGradientError`).
 
 Changes are seen by data pointer and version counter. Writing through `tensor.data` moves neither and is seen only
 with `Options.checksum`, which reads every value of parameters and trace once more at each check.
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from experiments.batch import Group, Origin, Response, digest
 from experiments.errors import ExperimentError
 from experiments.family import LoopedModel
-from experiments.latent import Latent, LatentIdentity
+from experiments.latent import Latent, LatentError, LatentIdentity
 
 
 class ContractError(ExperimentError):
@@ -152,6 +153,7 @@ class Contract:
         trace = _trace(group)
         _refuse_no_gradient(model, trace)
         _refuse_foreign(model, group, options)
+        _refuse_other_latents(model, group)
         _refuse_unknown_tokens(group, model.head_VC.shape[0])
         self._parameters = _stamps(model.named_parameters(), options.checksum)
         self._trace = _stamps(trace.items(), options.checksum)
@@ -297,6 +299,17 @@ def _refuse_no_gradient(model: LoopedModel, trace: dict[str, Tensor]) -> None:
     for name, tensor in trace.items():
         if tensor.is_inference():
             raise NoGradientError(f"{name}: expected an ordinary tensor, found one of torch.inference_mode(); clone it")
+
+
+def _refuse_other_latents(model: LoopedModel, group: Group) -> None:
+    """Raise unless each non-empty response has a latent where the family takes one, and none where it takes none.
+
+    Schedules read different rows of it: one that shares the prompt reads none of a response of one token.
+    """
+    for index, response in enumerate(group.responses):
+        if len(response) and (response.latent is not None) != model.takes_latent:
+            wanted, found = ("a latent", "none") if model.takes_latent else ("no latent", "one")
+            raise LatentError(f"response {index}: expected {wanted} for this family, found {found}")
 
 
 def _refuse_unknown_tokens(group: Group, vocabulary: int) -> None:

@@ -25,7 +25,7 @@ from experiments.contract import (
     VocabularyError,
 )
 from experiments.exactness import FP64_GATE, compare
-from experiments.latent import GivenLatent, draw
+from experiments.latent import GivenLatent, LatentError, PositionLatent, draw
 from experiments.objective import Supervision, WeightError, published
 from experiments.prefix import SharedPrefix
 from experiments.schedules import SCHEDULES
@@ -131,6 +131,26 @@ class TestLatentTables:
         meddling = Meddling(lambda: table.data[6].mul_(2))
         with pytest.raises(TraceChangedError, match="the latent of response 0"):
             run(name, model, group, meddling, Options(checksum=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("lengths", [(3, 1), (1, 3), (3, 0, 2)], ids=str)
+class TestLatents:
+    """A family that starts from a latent gets one with every response, and another family gets none."""
+
+    def swapped(self, group, latent):
+        """Give the last response another latent, or none."""
+        return Group(group.prompt_P, (*group.responses[:-1], replace(group.responses[-1], latent=latent)))
+
+    def test_one_that_is_missing_is_refused(self, small_group, name, lengths):
+        group = self.swapped(small_group(lengths, latent=PositionLatent(5)), None)
+        with pytest.raises(LatentError, match=f"response {len(lengths) - 1}: expected a latent .* found none"):
+            run(name, toy("huginn"), group)
+
+    def test_one_that_nobody_would_read_is_refused(self, small_group, name, lengths):
+        group = self.swapped(small_group(lengths), PositionLatent(5))
+        with pytest.raises(LatentError, match=f"response {len(lengths) - 1}: expected no latent .* found one"):
+            run(name, toy("ouro"), group)
 
 
 @pytest.mark.parametrize("name", NAMES)
