@@ -10,7 +10,8 @@ A `Contract` is opened when a schedule starts on a group and closed when the gra
 - a response that is covered twice, never, or does not exist (`ResponseCoverageError`), whose wave is still open at the
   end (`OpenWaveError`), or whose backward pass failed half way (`BrokenWaveError`);
 - anything after the end (`PrefixFinishedError`);
-- an objective that reads other loops than the prompt pass kept (`SupervisedLoopsError`);
+- an objective that reads other loops than the prompt pass kept, or loops that the model does not run or that are out
+  of order (`SupervisedLoopsError`);
 - at the start, a response that was sampled from another prompt (`PromptMismatchError`), by another policy version
   (`PolicyVersionError`) or at another depth (`DepthMismatchError`), a token outside the vocabulary
   (`VocabularyError`), a latent that is missing or that nobody would read (`latent.LatentError`), and work that could
@@ -71,7 +72,7 @@ class BrokenWaveError(ContractError):
 
 
 class SupervisedLoopsError(ContractError):
-    """An objective reads other loops than the ones whose states were kept."""
+    """An objective reads other loops than the ones whose states were kept, or loops that are not there or in order."""
 
 
 class VocabularyError(ContractError):
@@ -150,6 +151,7 @@ class Contract:
 
     def __init__(self, model: LoopedModel, group: Group, loops: Sequence[int], options: Options = PLAIN) -> None:
         self.model, self.group, self.loops, self.options = model, group, tuple(loops), options
+        _refuse_other_loops(self.loops, model.loops)
         trace = _trace(group)
         _refuse_no_gradient(model, trace)
         _refuse_foreign(model, group, options)
@@ -299,6 +301,14 @@ def _refuse_no_gradient(model: LoopedModel, trace: dict[str, Tensor]) -> None:
     for name, tensor in trace.items():
         if tensor.is_inference():
             raise NoGradientError(f"{name}: expected an ordinary tensor, found one of torch.inference_mode(); clone it")
+
+
+def _refuse_other_loops(loops: tuple[int, ...], depth: int) -> None:
+    """Raise unless the loops ascend from 0 or later to the last; states come in that order, whatever was asked."""
+    if not loops or list(loops) != sorted(set(loops)) or loops[0] < 0 or loops[-1] != depth - 1:
+        raise SupervisedLoopsError(
+            f"expected supervised loops counted from 0, ascending, and {depth - 1} as the last, found {loops}"
+        )
 
 
 def _refuse_other_latents(model: LoopedModel, group: Group) -> None:

@@ -133,6 +133,25 @@ class TestLatentTables:
             run(name, model, group, meddling, Options(checksum=True))
 
 
+class Reading(Meddling):
+    """The published loss, and other loops than it reads."""
+
+    def __init__(self, loops):
+        super().__init__(lambda: None)
+        self.loops = loops
+
+    def supervised_loops(self, loops):
+        return self.loops
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("loops", [(), (0,), (1, 2, 3), (2, 1, 0), (2, 2), (-1, 2), (0, 2, 1)], ids=str)
+def test_loops_that_are_not_there_or_not_in_order_are_refused(small_group, name, loops):
+    """States come in ascending order, so that other loops would be read in silence; this model has three."""
+    with pytest.raises(SupervisedLoopsError, match=r"counted from 0, ascending, and 2 as the last, found \("):
+        run(name, toy("huginn"), small_group((3, 1), latent=PositionLatent(5)), Reading(loops))
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lengths", [(3, 1), (1, 3), (3, 0, 2)], ids=str)
 class TestLatents:
