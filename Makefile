@@ -18,7 +18,7 @@ PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 .PHONY: help install demo test test-gpu test-slurm test-exports lint types check bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
 
 install: $(INSTALLED) ## make .venv with everything
 

@@ -70,6 +70,8 @@ def _called(arguments: Sequence[str], wants_json: bool) -> int:
         return report(error, wants_json)
     except OSError as error:
         return _closed_pipe() if error.errno == errno.EPIPE else report(_machine(error), wants_json)
+    except SystemExit:  # click's own way out, with the code 1, where nobody reads any more
+        return _closed_pipe()
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]

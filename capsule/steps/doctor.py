@@ -11,6 +11,14 @@ from capsule.host import lease
 from capsule.host.clock import read_clock
 from capsule.steps.slots import DeviceState, Machine
 
+TOOLS = {
+    "git": "lists sources and reads revisions",
+    "ssh-keygen": "signs",
+    "openssl": "checks timestamps, signs exports",
+    "zstd": "stock checks",
+}
+"""Programs of others, and what they are for."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -36,7 +44,7 @@ def doctor() -> Examined:
         Finding("python", True, platform.python_version()),
         Finding("clock", bool(clock.boot_id), f"boot {clock.boot_id}, {clock.boottime_ms / 1000:.0f} s ago"),
     ]
-    for tool, use in (("git", "lists sources and reads revisions"), ("ssh-keygen", "signs"), ("zstd", "stock checks")):
+    for tool, use in TOOLS.items():
         path = shutil.which(tool)
         findings.append(Finding(tool, path is not None, f"{use}: {path or 'not found'}"))
     findings.append(_leases())

@@ -234,9 +234,11 @@ def check_drift(workspace: Workspace, generation: Generation) -> None:
     scan = source.scan_sources(workspace.root, generation.manifest.protocol.sources)
     drifts = source.compare(generation.sources(), scan.entries)
     if drifts:
+        added = all(drift.change == "added" for drift in drifts)
+        undo = "move the new files elsewhere" if added else "undo the changes"
         raise DriftError(
             f"expected the frozen sources in {workspace.root}, found changes: {'; '.join(named(drifts))}",
-            hint="undo the changes, amend the protocol, or run the frozen ones on purpose: capsule run --from-frozen",
+            hint=f"{undo}, amend the protocol, or run the frozen ones on purpose: capsule run --from-frozen",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,17 @@ def test_a_closed_pipe_is_quiet(packed: Path) -> None:
     piped = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert piped.stderr == ""
     assert piped.stdout.startswith("attempt")
+
+
+@pytest.mark.parametrize("command", ["ledger", "verify", "report"])
+def test_a_closed_pipe_is_told_apart_from_a_failed_check(packed: Path, tmp_path: Path, command: str) -> None:
+    """The exit code is that of SIGPIPE, never 1, which would call an intact capsule broken."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    line = [sys.executable, "-m", "capsule", command, *map(str, arguments_of(command, packed, tmp_path))]
+    said = subprocess.run(line, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (said.returncode, said.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_full_disk_on_stdout_is_a_machine_error(packed: Path) -> None:

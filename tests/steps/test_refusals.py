@@ -40,6 +40,10 @@ def test_an_added_and_a_removed_file_are_drift(capsule: Capsule, tmp_path: Path)
     assert said.code == 4
     assert "removed: kept.txt" in said.err
     assert "added: new.txt" in said.err
+    assert "undo the changes" in said.err
+    (protocol.parent / "kept.txt").write_text("kept")
+    said = capsule("run", protocol)
+    assert (said.code, "move the new files elsewhere" in said.err) == (4, True), said
 
 
 def test_a_frozen_protocol_is_not_frozen_again_with_other_content(capsule: Capsule, tmp_path: Path) -> None:
