@@ -26,7 +26,6 @@ default_policy = 1.2.3.4.1
 digests = sha256, sha512
 ess_cert_id_alg = sha256
 """
-DAYS = "36500"
 
 
 def call(*command: str | Path, data: bytes = b"", folder: Path | None = None) -> bytes:
@@ -75,8 +74,8 @@ class Authority:
     folder: Path
 
     @classmethod
-    def make(cls, folder: Path) -> Authority:
-        """Make keys and certificates, good for a hundred years."""
+    def make(cls, folder: Path, days: int = 36500) -> Authority:
+        """Make keys and certificates; the one for timestamps is good for so many days, 0: for this second."""
         folder.mkdir(parents=True)
         (folder / "config").write_text(_CONFIG, encoding="ascii")
 
@@ -85,10 +84,10 @@ class Authority:
 
         for name in ("root", "tsa"):
             openssl(f"genpkey -algorithm EC -pkeyopt ec_paramgen_curve:prime256v1 -out {name}.key")
-        openssl(f"req -x509 -new -key root.key -days {DAYS} -config config -extensions root -out ca.pem")
+        openssl("req -x509 -new -key root.key -days 36500 -config config -extensions root -out ca.pem")
         openssl("req -new -key tsa.key -config config -subj /CN=Stamps -out tsa.csr")
         openssl(
-            f"x509 -req -in tsa.csr -CA ca.pem -CAkey root.key -set_serial 2 -days {DAYS} -extfile config "
+            f"x509 -req -in tsa.csr -CA ca.pem -CAkey root.key -set_serial 2 -days {days} -extfile config "
             "-extensions stamps -out tsa.pem"
         )
         return cls(folder)

@@ -104,8 +104,8 @@ def _answer(done: subprocess.CompletedProcess[bytes]) -> TokenAnswer:
     if done.returncode == 0 and b"Verification: OK" in done.stdout + done.stderr:
         return TokenAnswer("verified", "as the authority signed")
     if _OF_CERTIFICATES in said:
-        reason = said.partition("Verify error:")[2].splitlines()[:1]
-        return TokenAnswer("foreign", f"not by the given authority ({reason[0] if reason else 'another certificate'})")
+        reason = [*said.partition("Verify error:")[2].splitlines(), "another certificate"][0]
+        return TokenAnswer("foreign", f"not verified by the given certificates ({reason})")
     if "Error loading file" in said:
         return TokenAnswer("unchecked", "not checked: openssl cannot read the given certificates")
     reason = [words for words in _OF_SIGNATURES if words in said]

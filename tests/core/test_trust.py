@@ -255,6 +255,16 @@ def test_tokens(home: Path, token: bytes) -> None:
     assert judge(with_files(tsr=Authority(home / "tsa").stamp(b"other"))).integrity == "broken", "over something else"
 
 
+def test_an_authority_that_has_expired(tmp_path: Path) -> None:
+    """S-10: judged now, so a token outlives its authority's certificate only as its own word."""
+    authority = Authority.make(tmp_path / "tsa", days=0)
+    stamped = authority.stamp(MANIFEST)
+    time.sleep(1.1)
+    verdict = judge(with_files(tsr=stamped), trust=by(ca=authority.certificate))
+    assert (verdict.integrity, verdict.tokens[0].answer) == ("incomplete", "foreign")
+    assert "certificate has expired" in check(verdict, "V-09").words
+
+
 def test_without_openssl_nothing_is_claimed(home: Path, token: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-10: unchecked, and a verified one was demanded."""
     trust = by(ca=Authority(home / "tsa").certificate)
