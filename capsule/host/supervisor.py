@@ -47,7 +47,7 @@ from capsule.host.attempt_files import (
 )
 from capsule.host.attempt_tree import AttemptTree
 from capsule.host.child import collect
-from capsule.host.clock import ClockSource, read_clock
+from capsule.host.clock import ClockSource, read_clock, same_boot
 from capsule.host.devices.base import Baseline
 from capsule.host.durable import arm, sync
 from capsule.host.lease import Holder, Lease, quarantine, quarantined, take
@@ -501,7 +501,7 @@ class Supervisor:
             notes.append(drift)
         if not clean.clean:
             notes.append(f"the device is not clean: {clean.evidence}")
-        if not is_alive(order.launcher):
+        if same_boot(order.launcher.boot_id, self.leased.boot_id) and not is_alive(order.launcher):
             notes.append("cli_lost: the command that started this attempt was gone before its end")
         notes += [words for words in (memory_hint(order, exited, journal), clock_step(self.leased, released)) if words]
         for device, words in found.suspects.items():

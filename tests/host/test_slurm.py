@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from capsule.core.attempt import Clock
 from capsule.core.errors import MalformedError, RefusedError, UsageError
-from capsule.host.clock import realtime_text
+from capsule.host import launch
+from capsule.host.clock import read_boot_id, realtime_text
 from capsule.host.slurm import commands
 from capsule.host.slurm.answers import Row, parse_configuration, parse_jobs, parse_rows, parse_submitted
 from capsule.host.slurm.commands import NoAnswerError, call, kill_wait_ms, required
@@ -210,6 +211,18 @@ def test_a_job_of_somebody_else_is_not_taken_for_ours(
     with pytest.raises(commands.MachineError, match="found none"):
         submit(bench.order(protocol_of(command=["true"])), CLUSTER, found_seconds=0.1)
     assert "release" not in log.read_text()
+
+
+def test_a_command_on_another_machine_is_not_called_lost(bench: Bench) -> None:
+    """On the node where its job runs nobody can say whether the process that submitted it lives."""
+    for boot_id, lost in ((read_boot_id(), True), ("another", False)):
+        order = bench.order(protocol_of(command=["true"]))
+        gone = order.launcher.model_copy(update={"boot_id": boot_id, "start_ticks": 1})
+        bench.supervisions.append(launch.start(order.model_copy(update={"launcher": gone})))
+        assert bench.supervisions[-1].wait(60) == launch.SETTLED
+        end = bench.account().attempts[order.attempt].end
+        assert end is not None
+        assert ("cli_lost" in end.evidence) == lost
 
 
 # Witnesses.
