@@ -39,8 +39,8 @@ demo: $(INSTALLED) ## freeze, run, pack, verify and replay a real small experime
 	cd $(DEMO) && $(CAPSULE) pack $(PROTOCOL) --output demo.capsule
 	cd $(DEMO) && $(CAPSULE) verify demo.capsule
 	cd $(DEMO) && $(CAPSULE) replay demo.capsule --execute
-	cd $(DEMO) && $(CAPSULE) report demo.capsule --output report.md
-	@echo "The capsule is $(DEMO)/demo.capsule, its report $(DEMO)/report.md."
+	cd $(DEMO) && $(CAPSULE) report demo.capsule --output report.html
+	@echo "The capsule is $(DEMO)/demo.capsule, its report $(DEMO)/report.html."
 
 test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest -n 2
