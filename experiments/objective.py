@@ -22,7 +22,7 @@ from experiments.readout import Scores
 
 
 class ObjectiveError(ExperimentError):
-    """A coefficient without meaning, or a logical batch without a response token."""
+    """A coefficient without meaning, a logical batch without a response token, or a loss that is no scalar."""
 
 
 class WeightError(ObjectiveError):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.batch import Response, microbatches
 from experiments.contract import Contract, NoGradientError, SupervisedLoopsError
-from experiments.objective import Loss, refuse_misshapen
+from experiments.objective import Loss, ObjectiveError, refuse_misshapen
 from experiments.readout import Scores
 
 Score = Callable[[Sequence[Response]], Scores]
@@ -42,8 +42,8 @@ def open_wave(
     """Run the forward pass of some responses; empty ones add nothing.
 
     `weights` holds the whole group's slices of the logical batch's token weights, one tensor [D] a response. Raises
-    WeightError, SupervisedLoopsError, NoGradientError for a loss that does not depend on the scores, and whatever the
-    contract refuses.
+    WeightError, SupervisedLoopsError, ObjectiveError for a loss that is no scalar, NoGradientError for one that does
+    not depend on the scores, and whatever the contract refuses.
     """
     loops = contract.model.loops
     refuse_misshapen(weights, contract.group.lengths)
@@ -57,6 +57,9 @@ def open_wave(
         return Wave(contract, indices, None)
     responses, slices = zip(*filled, strict=True)
     loss = objective.loss(score(responses), responses, slices, loops)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ObjectiveError(f"responses {list(indices)}: expected a loss that is a scalar tensor, found {found}")
     if not loss.requires_grad:
         raise NoGradientError(f"responses {list(indices)}: expected a loss of their scores, found a constant")
     return Wave(contract, indices, loss)
