@@ -6,6 +6,8 @@ VENV ?= .venv
 TORCH_INDEX ?=
 # What `make demo` may run on: any, cpu or gpu.
 DEVICE ?= any
+# How long `make fuzz` fuzzes each of its fifteen targets.
+FUZZ_SECONDS ?= 600
 
 BIN := $(VENV)/bin
 CAPSULE := $(CURDIR)/$(BIN)/capsule
@@ -15,7 +17,7 @@ DEMO := build/demo
 PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu test-slurm test-exports lint types check bench clean
+.PHONY: help install demo test test-gpu test-slurm test-exports fuzz lint types check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -56,6 +58,12 @@ test-exports: $(INSTALLED) ## show exports to RO-Crate's validator and to MLflow
 	test -x build/exports/bin/python || $(PYTHON) -m venv build/exports
 	build/exports/bin/python -m pip install --quiet roc-validator rocrate mlflow-skinny sqlalchemy alembic
 	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/exports
+
+fuzz: $(INSTALLED) ## fuzz every reader, guided by coverage, FUZZ_SECONDS each; flip every bit; change much
+	for target in $$($(BIN)/python -m tests.fuzz --list); do mkdir -p build/fuzz/$$target || exit; \
+	    $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -artifact_prefix=build/fuzz/ \
+	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit; done
+	CAPSULE_EVERY_BIT=1 CAPSULE_CHANGES=300 $(BIN)/python -m pytest tests/attacks
 
 lint: $(INSTALLED) ## check style
 	$(BIN)/ruff check .
