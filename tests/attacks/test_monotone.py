@@ -141,7 +141,7 @@ def test_no_change_improves_an_answer_for_an_expected_capsule(name: str) -> None
 
 @pytest.mark.parametrize("name", BASES)
 def test_no_change_improves_an_answer_for_an_expected_manifest(name: str) -> None:
-    """Nothing becomes intact and no outcome becomes another; only a faulty part that is left out is merely absent."""
+    """No outcome becomes another and nothing intact; of these, a faulty part that is left out is merely absent."""
     before = verify(io.BytesIO(seal(golden(name))))
     assert before.manifest is not None
     for words, data in cases(name):
