@@ -61,9 +61,12 @@ def ran(result: Ran) -> Said:
         return value, f"{left} on {result.device}{beside}; {worst}; {budget}"
     charged = sum(attempt.debited_ms for attempt in result.attempts) / 1000
     lines = [f"cells: {_cells(result.cells)}", f"charged now: {charged:.1f} {result.unit}-seconds; {budget}"]
-    if result.cells.get("failed"):
-        none = "" if result.cells.get("ok") else "no cell succeeded, so there is nothing to estimate; "
-        lines.append(f"{none}failed cells stay in every table; `capsule status` says why each attempt failed")
+    if result.pilot:
+        lines.insert(0, "this was a pilot: kept and charged apart, and no cell's row")
+    elif result.cells.get("failed"):
+        lines.append("failed cells stay in every table; `capsule status` says why each attempt failed")
+        if not result.cells.get("ok"):
+            lines.append("no cell succeeded, so there is nothing to estimate: mend the trial, then `capsule amend`")
     if result.stopped:
         lines.append(f"stopped: {safe(result.stopped)}")
     if result.remaining:
