@@ -6,6 +6,7 @@ so that what is judged, hashed, packed and verified is the same file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -151,7 +152,17 @@ def irregular_words(attempt_dir: Path) -> list[str]:
 def make_way(path: Path) -> None:
     """Put what is no regular file out of the way of one that is about to be written."""
     if os.path.lexists(path) and not _is_usable(path):
-        path.rename(path.with_name(f"irregular-{random.token_hex(8)}-{path.name}"))
+        _move(path)
+
+
+def set_aside(path: Path) -> None:
+    """Put out of the way what stands where a file belongs that nobody has written, if it can be."""
+    with contextlib.suppress(OSError):
+        _move(path)
+
+
+def _move(path: Path) -> None:
+    path.rename(path.with_name(f"irregular-{random.token_hex(8)}-{path.name}"))
 
 
 def _is_usable(path: Path) -> bool:

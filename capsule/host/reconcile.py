@@ -31,9 +31,10 @@ from capsule.host.attempt_files import (
 from capsule.host.cgroup import Cgroup
 from capsule.host.clock import ClockSource, read_boot_id, read_clock, realtime_ms, same_boot
 from capsule.host.devices import backend_for
+from capsule.host.heartbeats import heartbeat_interval_ms
 from capsule.host.killable import call
 from capsule.host.launch import LaunchOrder
-from capsule.host.lease import lease_path, read_holder
+from capsule.host.lease import lease_path, quarantine, read_holder
 from capsule.host.ledger import Ledger, Transaction
 from capsule.host.preflight import TREE, baseline_of
 from capsule.host.process import (
@@ -49,8 +50,7 @@ from capsule.host.process import (
     survivors,
     with_environment,
 )
-from capsule.host.settlement import cut_journal, observed_charge, read_rows
-from capsule.host.supervisor import heartbeat_interval_ms
+from capsule.host.settlement import cut_journal, observed_charge, read_rows, stray_provenance
 from capsule.host.telemetry_file import mend
 from capsule.host.traces import ENGINE, SEEN, Traces, read_traces
 
@@ -66,7 +66,9 @@ class Finding:
     """What was found of one open attempt, and done about it."""
 
     attempt: str
-    state: Literal["starting", "queued", "running", "silent", "unknown", "reconciled", "corrected", "unaccounted"]
+    state: Literal[
+        "starting", "queued", "running", "silent", "watched", "unknown", "reconciled", "corrected", "unaccounted"
+    ]
     words: str
 
 
@@ -126,13 +128,24 @@ def _reconcile_one(
         if left:
             pids = ", ".join(str(item.pid) for item in left)
             return Finding(attempt.id, "silent", f"its supervisor is gone and pid {pids} cannot be ended")
-        _await_clean(attempt, traces, lease_dir)
-        ending = _ending(attempt, events, traces, clock(), killed=True)
+        killed = True
     elif _held_by_unknown(attempt, traces, ledger, lease_dir):
         return Finding(attempt.id, "silent", "its lease is still held, by a process that cannot be seen from here")
     else:
-        _await_clean(attempt, traces, lease_dir)
-        ending = _ending(attempt, events, traces, clock(), killed=False)
+        killed = False
+    unclean = _await_clean(attempt, traces, lease_dir)
+    now = clock()
+    for device, words in unclean.items():
+        assert traces.order is not None
+        quarantine(
+            lease_dir,
+            device,
+            words=f"not clean after its last attempt: {words}",
+            attempt=attempt.id,
+            protocol=traces.order.protocol,
+            since=now.realtime,
+        )
+    ending = _ending(attempt, events, traces, now, killed=killed)
     return write_end(ledger, attempt, traces, ending, clock)
 
 
@@ -300,29 +313,38 @@ def _release_ms(reserved: Reserved, traces: Traces) -> int:
     return traces.order.limits.release_grace_ms if traces.order else reserved.reserved_ms
 
 
-def _await_clean(attempt: Attempt, traces: Traces, lease_dir: Path) -> None:
+def _await_clean(attempt: Attempt, traces: Traces, lease_dir: Path) -> dict[str, str]:
     """Wait until the attempt's devices are back at their baseline, at most for the grace: until then it is charged.
 
-    A device that was released or reset since, or that somebody else has leased since, had been back.
+    A device that was released or reset since, or that somebody else has leased since, had been back. Returns words on
+    each that is not, for no reason that can be seen.
     """
     order, intent = traces.order, attempt.intent
     if order is None or intent is None or order.reserved.unit == "cpu" or attempt.released is not None:
-        return
+        return {}
     if attempt.state == "held" or not same_boot(intent.leased.boot_id, read_boot_id()):
-        return
+        return {}
     holders = {device: read_holder(lease_path(lease_dir, device)) for device in order.reserved.devices}
     devices = [device for device, holder in holders.items() if holder is None or holder.token == order.token]
 
-    def unclean() -> bool:
-        baseline = intent.device_baseline
-        return any(backend_for(uuid).unclean(uuid, baseline_of(baseline, uuid)) for uuid in devices)
+    def unclean() -> dict[str, tuple[str, bool]]:
+        """Return words on what is not clean, and whether somebody else's process is there."""
+        found = {}
+        for uuid in devices:
+            backend = backend_for(uuid)
+            if words := backend.unclean(uuid, baseline_of(intent.device_baseline, uuid)):
+                found[uuid] = words, backend.occupancy(uuid, own=()).exclusivity == "contaminated"
+        return found
 
+    found: dict[str, tuple[str, bool]] = {}
     until = time.monotonic() + order.limits.release_grace_ms / 1000
     while (left := until - time.monotonic()) > 0:
         with contextlib.suppress(MachineError):
-            if not call(unclean, max(1.0, left)):
-                return
+            found = call(unclean, max(1.0, left))
+            if not found:
+                break
         time.sleep(0.1)
+    return {uuid: words for uuid, (words, shared) in found.items() if not shared}
 
 
 def _last_sign_of_life(events: Sequence[Event]) -> Clock:
@@ -342,6 +364,8 @@ def write_end(ledger: Ledger, attempt: Attempt, traces: Traces, ending: Ending, 
     order = traces.order
     mend(traces.directory, sampled=attempt.reserved is not None and attempt.reserved.unit != "cpu")
     irregular, cut = irregular_words(traces.directory), cut_journal(traces.directory)
+    if order is None or order.kind == "command":
+        irregular += stray_provenance(traces.directory)
     secrets = [*secrets_of(order.secrets if order else ()), *kept_secrets(traces.directory)]
     why = without_secrets(ending.evidence, secrets)
     evidence = "; ".join([why, *irregular, *([cut] if cut else [])])

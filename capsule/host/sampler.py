@@ -95,8 +95,8 @@ class Sampler:
         question = {"ask": "visible", "environment": dict(environment)}
         return self._ask(question, VISIBLE_SECONDS + 1, cancelled)["visible"]  # type: ignore[no-any-return]
 
-    def unclean(self, seconds: float) -> str | None:
-        """Take one more sample; words on every device that is not back at its baseline.
+    def unclean(self, seconds: float) -> dict[str, str]:
+        """Take one more sample; words on each device that is not back at its baseline.
 
         Raises:
             MachineError: a device is lost, or does not answer in time.
@@ -222,11 +222,11 @@ class _Eye:
                     return {"visible": self._visible(question["environment"])}
                 case _:
                     self._look()
-                    found = [
-                        backend.unclean(uuid, baseline_of(self.baseline, uuid))
+                    found = {
+                        uuid: backend.unclean(uuid, baseline_of(self.baseline, uuid))
                         for uuid, backend in self.backends.items()
-                    ]
-                    return {"unclean": "; ".join(words for words in found if words) or None}
+                    }
+                    return {"unclean": {uuid: words for uuid, words in found.items() if words}}
         except Refusal as refusal:
             return {"refusal": [refusal.reason, str(refusal)]}
         except MachineError as error:

@@ -13,7 +13,7 @@ from capsule.core.manifest import read_sources
 from capsule.core.progress import Process, outcome_of
 from capsule.core.record import Journal, read_journal
 from capsule.host import launch, oom
-from capsule.host.attempt_files import make_way
+from capsule.host.attempt_files import make_way, set_aside
 from capsule.host.cgroup import Cgroup
 from capsule.host.child import Usage
 from capsule.host.clock import realtime_ms
@@ -150,9 +150,11 @@ def foreign_imports(order: LaunchOrder, journal: Journal) -> str | None:
 
     A Python trial whose journal has its end record and that reported nothing wrote that record itself.
     """
+    if order.kind == "command":
+        return None
     data = read_regular(Path(order.attempt_dir) / IMPORTS, launch.JOURNAL_BYTES_MAX)
     if data is None:
-        return UNREPORTED if order.kind == "python" and journal.ended else None
+        return UNREPORTED if journal.ended else None
     trees = [
         SnapshotTree(Path(tree.root), read_sources(Path(tree.sources).read_bytes(), tree.sources))
         for tree in order.trees
@@ -167,6 +169,17 @@ def foreign_imports(order: LaunchOrder, journal: Journal) -> str | None:
     found = [str(finding) for finding in judgement.findings]
     more = f"; {len(found) - 5} more" if len(found) > 5 else ""
     return "; ".join(found[:5]) + more if found else None
+
+
+def stray_provenance(attempt_dir: Path) -> list[str]:
+    """Put aside a report on modules that its trial wrote itself; words on it.
+
+    To be called before `foreign_imports`, or where that is not called at all.
+    """
+    if not os.path.lexists(attempt_dir / PROVENANCE):
+        return []
+    set_aside(attempt_dir / PROVENANCE)
+    return [f"{PROVENANCE} was written by somebody else and counts as absent"]
 
 
 def read_rows(order: LaunchOrder) -> Journal:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from capsule.core.attempt import Clock, Outcome
 from capsule.core.canonical import canonical_line
 from capsule.core.telemetry import DeviceTelemetry, Sample, read_samples, summarize, torn_bytes, worst
+from capsule.host.attempt_files import set_aside
 from capsule.host.durable import create, read_regular, sync, write
 from capsule.host.launch import LaunchOrder
 
@@ -144,12 +144,6 @@ class TelemetryFile:
 
     def _xids(self, device: str) -> list[int]:
         return sorted({sample.xid for sample in self._read() if sample.device == device and sample.xid})
-
-
-def set_aside(path: Path) -> None:
-    """Put out of the way what stands where telemetry belongs and is none."""
-    with contextlib.suppress(OSError):
-        path.rename(path.with_name(f"irregular-{secrets.token_hex(8)}-{path.name}"))
 
 
 def mend(directory: Path, *, sampled: bool) -> None:

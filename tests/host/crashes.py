@@ -93,11 +93,11 @@ LIMITS = {"ordinary": "20", "long": "20", "wall": "0.25", "daemon": "20"}
 NURSERY = """
 import json, os, select, signal, sys
 from pathlib import Path
-from capsule.host import durable, launch, supervisor, watchdog
+from capsule.host import attempt_run, durable, launch, supervisor, watchdog
 from capsule.host.process import become_subreaper, identify
 become_subreaper()
-supervisor.FIRST_HEARTBEAT_MS, supervisor.WATCHDOG_MS = 40, 1000
-supervisor.LINGER_MS = watchdog.LINGER_MS = 100
+attempt_run.FIRST_HEARTBEAT_MS, attempt_run.WATCHDOG_MS = 40, 1000
+attempt_run.LINGER_MS = watchdog.LINGER_MS = 100
 def say(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 def supervise(asked, path):

@@ -37,6 +37,7 @@ from capsule.core.telemetry_checks import TABLE, check_telemetry
 from capsule.host import launch
 from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
 from capsule.host.lease import lease_path, quarantined, read_holder, readmit
+from capsule.host.reconcile import reconcile
 from tests.host.conftest import MANIFEST, Bench, eventually, protocol_of
 from tests.host.test_devices import Machine
 
@@ -311,22 +312,55 @@ def test_a_grandchild_that_keeps_the_device_is_charged_until_it_is_gone(gpu: Ben
     assert end(attempt).exclusivity == "exclusive"
 
 
-def test_memory_that_stays_beyond_the_grace_is_charged_to_the_grace_and_bars_the_device_until_it_is_back(
+def test_memory_that_stays_beyond_the_grace_is_charged_to_the_grace_and_the_device_quarantined(
     gpu: Bench, machine: Machine
 ) -> None:
+    """And readmitted by mistake it is refused until it is back at its baseline."""
     machine.scenario(GPU, keeps_memory_ms=3_000)
     wanted = protocol(QUICK, release_grace_seconds="0.5")
     attempt = run(gpu, wanted)
     assert end(attempt).charge.debited_ms >= 500
     assert f"the device is not clean: {GPU}: {IDLE_BYTES + 900 * MIB} bytes in use" in end(attempt).evidence
     assert not is_clean(gpu, attempt)
+    barred = quarantined(gpu.leases, GPU)
+    assert barred is not None
+    assert (barred.attempt, "not clean after its last attempt" in barred.words) == (attempt.id, True)
+    assert refused(gpu, wanted)[0] == "quarantined"
+    machine.scenario(GPU, keeps_memory_ms=10_000)
+    assert readmit(gpu.leases, GPU)
     reason, words = refused(gpu, wanted)
     assert (reason, f"attempt {attempt.id} of 0001-x left it so" in words) == ("device_unclean", True)
+    machine.scenario(GPU)
     fake = FakeBackend(machine.folder)
     eventually(lambda: fake.unclean(GPU, {"memory_used_bytes": IDLE_BYTES}) is None)
-    machine.scenario(GPU)
     assert end(run(gpu, wanted)).outcome == "completed"
     assert read_holder(lease_path(gpu.leases, GPU)) is None
+
+
+def test_a_device_that_a_stranger_keeps_in_use_is_not_clean_and_not_quarantined(gpu: Bench, machine: Machine) -> None:
+    """Its memory has a reason that can be seen; it is lent again once it is back at its baseline."""
+    machine.scenario(GPU, keeps_memory_ms=3_000, foreign=[{"pid": 4242, "from_ms": 300}])
+    wanted = protocol(A_WHILE, release_grace_seconds="0.5")
+    attempt = run(gpu, wanted)
+    assert not is_clean(gpu, attempt)
+    assert quarantined(gpu.leases, GPU) is None
+    assert refused(gpu, wanted)[0] in ("foreign_process", "device_unclean")
+    machine.scenario(GPU)
+    assert end(run(gpu, wanted)).outcome == "completed"
+
+
+def test_a_device_that_is_not_clean_when_an_attempt_is_reconciled_is_quarantined(gpu: Bench, machine: Machine) -> None:
+    machine.scenario(GPU, keeps_memory_ms=60_000)
+    order = gpu.order(protocol(USE + "time.sleep(60)", release_grace_seconds="0.5", kill_grace_seconds="0.1"))
+    with changed(order, "") as process:
+        eventually(lambda: "spawned" in gpu.names(order.attempt) and list((machine.folder / GPU).glob("allocations/*")))
+        process.kill()
+        process.wait()
+        (finding,) = reconcile(gpu.ledger, gpu.attempts, gpu.leases)
+    assert finding.state == "reconciled"
+    barred = quarantined(gpu.leases, GPU)
+    assert barred is not None
+    assert (barred.attempt, "not clean after its last attempt" in barred.words) == (order.attempt, True)
 
 
 # C4: somebody comes while it runs.

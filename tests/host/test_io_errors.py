@@ -176,7 +176,7 @@ def test_a_disk_that_a_trial_filled_stops_it(bench: Bench, forks: Nursery, tmp_p
 
         crashes.KINDS["filler"], crashes.LIMITS["filler"] = crashes.START + FILLER, "20"
         observer = Observer(small)
-        started = forks.start(order_of(small, "filler"), "supervisor.HEARTBEAT_MS = 200\n")
+        started = forks.start(order_of(small, "filler"), "attempt_run.HEARTBEAT_MS = 200\n")
         assert started.wait() == launch.LEDGER_FAILED, small.log(started.order.attempt)
         assert left_of(started.order) == []
         (small.attempts / started.order.attempt / "filler").unlink()

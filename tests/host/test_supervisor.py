@@ -17,10 +17,10 @@ from capsule.core.plan import enumerate_cells
 from capsule.core.progress import Process, outcome_of
 from capsule.core.record import read_journal
 from capsule.host import launch
+from capsule.host.heartbeats import heartbeat_interval_ms
 from capsule.host.lease import Holder, lease_path, take
 from capsule.host.process import descendants, identify, is_alive
 from capsule.host.recompute import recompute
-from capsule.host.supervisor import heartbeat_interval_ms
 from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_of
 
 RECORD = (
@@ -42,9 +42,8 @@ def exit_of(attempt: Attempt) -> Exit:
 
 def supervised(bench: Bench, order: launch.LaunchOrder, changes: str) -> Attempt:
     """Run an order under a supervisor of its own process in which `changes` were made first."""
-    code = (
-        f"import sys\nfrom capsule.host import launch, supervisor\n{changes}\nsys.exit(supervisor.main(sys.argv[1:]))"
-    )
+    imports = "import sys\nfrom capsule.host import attempt_run, heartbeats, launch, supervisor\n"
+    code = f"{imports}{changes}\nsys.exit(supervisor.main(sys.argv[1:]))"
     path = Path(order.attempt_dir) / launch.ORDER
     path.write_bytes(order.to_bytes())
     done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False, capture_output=True)
@@ -231,6 +230,18 @@ def test_what_stands_in_the_way_of_evidence_is_moved(bench: Bench, monkeypatch: 
     assert end(attempt).outcome == "completed"
     assert {"redactions.jsonl", "provenance.jsonl"} <= set(end(attempt).files)
     assert (bench.attempts / attempt.id / "stdout").read_text() == "[redacted]\n" * 2
+
+
+def test_evidence_that_a_command_wrote_itself_counts_as_absent(bench: Bench) -> None:
+    """A command is not looked into and a CPU not sampled, so that whoever reads these would read the trial's word."""
+    names = ["provenance.jsonl", "telemetry.jsonl", "imports.jsonl"]
+    plants = f"for name in {names}: put(name, lambda path: open(path, 'w').write('{{}}' + chr(10)))\n"
+    attempt = bench.python(RECORD + "record(x=1)\n" + IN_THE_WAY + plants)
+    assert end(attempt).outcome == "completed"
+    for name in names[:2]:
+        assert f"{name} was written by somebody else" in end(attempt).evidence
+        assert name not in end(attempt).files
+    assert end(attempt).telemetry == {}
 
 
 @pytest.mark.parametrize("make", IRREGULAR)
@@ -515,10 +526,11 @@ def test_heartbeats_grow_rare_with_the_time_elapsed() -> None:
 
 def test_the_journal_is_synced_and_the_lease_looked_at_between_rare_heartbeats(bench: Bench, tmp_path: Path) -> None:
     changes = (
-        "supervisor.FIRST_HEARTBEAT_MS, supervisor.HEARTBEAT_MS, supervisor.HEARTBEAT_GROWTH = 50, 50, 2\n"
-        "real, loss = supervisor.sync, supervisor.Lease.loss\n"
+        "attempt_run.FIRST_HEARTBEAT_MS = attempt_run.HEARTBEAT_MS = heartbeats.HEARTBEAT_MS = 50\n"
+        "heartbeats.HEARTBEAT_GROWTH = 2\n"
+        "real, loss = attempt_run.sync, supervisor.Lease.loss\n"
         f"def note(word): open({str(tmp_path / 'calls')!r}, 'a').write(word + ' ')\n"
-        "def sync(descriptor):\n    note('sync')\n    real(descriptor)\nsupervisor.sync = sync\n"
+        "def sync(descriptor):\n    note('sync')\n    real(descriptor)\nattempt_run.sync = sync\n"
         "supervisor.Lease.loss = lambda self: note('lease') or loss(self)"
     )
     order = bench.order(protocol_of(command=["sleep", "2"]))

@@ -288,7 +288,7 @@ def test_a_sampler_that_is_killed_is_replaced_and_the_device_is_still_looked_at(
 ) -> None:
     fake_device(bench, monkeypatch, keeps_memory_ms=300)
     observer = Observer(bench)
-    started = held(bench, forks, "after spawned", "supervisor.LOOK_MS = 20\n", trial="long")
+    started = held(bench, forks, "after spawned", "attempt_run.LOOK_MS = 20\n", trial="long")
     (sampler,) = roles(bench, started)["sampler"]
     os.kill(sampler, signal.SIGKILL)
     os.kill(started.supervisor, signal.SIGCONT)
@@ -308,7 +308,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
     scenario = bench.root / "devices/scenario.json"
     scenario.write_text(json.dumps({"*": {"delays": {"visible": 700}}}))
     changes = (
-        "supervisor.Sampler.visible = lambda self, environment, cancelled: "
+        "attempt_run.Sampler.visible = lambda self, environment, cancelled: "
         "self._ask({'ask': 'visible', 'environment': dict(environment)}, 0.1, cancelled)['visible']\n"
     )
     started = forks.start(order_of(bench, "ordinary"), changes)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from capsule.host.process import read_stat
+from capsule.host.reservation import LOCK, Worker, alone
+from capsule.host.workspace import find_workspace
 from tests.conftest import Capsule
 from tests.host.crashes import LONG
 from tests.host.crashes import chance as chance_of
@@ -165,3 +167,18 @@ def test_terminated_stops_in_order(capsule: Capsule, tmp_path: Path) -> None:
     assert run.returncode == 143, said
     status = json.loads(capsule("status", protocol, "--json").out)
     assert [a["outcome"] for a in status["attempts"]] == ["user"]
+
+
+def test_nothing_is_cleaned_while_a_run_is_at_work(capsule: Capsule, tmp_path: Path) -> None:
+    """Also between its attempts, when none is open: the next one's snapshot may be there already."""
+    protocol = make_study(tmp_path / "s")
+    assert capsule("freeze", protocol).code == 0
+    assert capsule("run", protocol).code == 0
+    workspace = find_workspace(protocol)
+    snapshots = sorted(workspace.snapshots.iterdir())
+    with alone(workspace.state / LOCK, Worker(pid=4711, since="2030-01-02T03:04:05.678Z")):
+        said = capsule("clean", protocol)
+    assert (said.code, "pid 4711" in said.err) == (4, True), said
+    assert sorted(workspace.snapshots.iterdir()) == snapshots != []
+    assert capsule("clean", protocol).code == 0
+    assert list(workspace.snapshots.iterdir()) == []

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from capsule.core.attempt import Charge, Clock, Outcome
 from capsule.host.clock import realtime_ms
+from capsule.host.heartbeats import heartbeat_interval_ms
 from capsule.host.reconcile import SILENT_INTERVALS, Ending
 from capsule.host.slurm.answers import REQUEUED, Row
-from capsule.host.supervisor import heartbeat_interval_ms
 
 ROUNDING_MS = 1_000
 """By how much whole seconds may fall short of the time that they stand for."""
