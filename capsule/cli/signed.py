@@ -53,18 +53,27 @@ def stamped(result: Stamped) -> Said:
     return value, f"{result.manifest}\n{words}"
 
 
+NOT_ACCEPTED = {
+    "unknown": "a key that is unknown to you",
+    "not_valid": "a key that is not valid by your policy",
+    "not_permitted": "a key that your policy does not permit this",
+    "unchecked": "a key that was not checked",
+}
+
+
 def signatures(result: Verdict) -> str:
-    """Return what follows `integrity: intact`: by whom each thing is signed."""
+    """Return what follows `integrity: intact`: by whom each thing is signed; keys and reasons are told by V-08."""
     if not result.signatures:
         return "unsigned"
     words = []
-    for item in result.signatures:
-        if item.answer == "accepted":
-            words.append(f"{item.of} signed by {', '.join(item.principals)}")
-        elif item.answer == "broken":
-            words.append(f"signature of something else than this {item.of}")
-        else:
-            words.append(f"{item.of} signed by key {item.key}, {item.words}")
+    for of in dict.fromkeys(item.of for item in result.signatures):
+        found = [item for item in result.signatures if item.of == of]
+        if any(item.answer == "broken" for item in found):
+            words.append(f"a signature of something else than this {of}")
+        names = [name for item in found for name in item.principals if item.answer == "accepted"]
+        others = [NOT_ACCEPTED[item.answer] for item in found if item.answer in NOT_ACCEPTED]
+        if names or others:
+            words.append(f"{of} signed by {', '.join(dict.fromkeys(names or others))}")
     if all(item.manifest is not None for item in result.signatures):
         words.append("the capsule itself unsigned")
     return safe(", ".join(words))

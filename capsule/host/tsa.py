@@ -108,8 +108,8 @@ def _answer(done: subprocess.CompletedProcess[bytes]) -> TokenAnswer:
         return TokenAnswer("foreign", f"not verified by the given certificates ({reason})")
     if "Error loading file" in said:
         return TokenAnswer("unchecked", "not checked: openssl cannot read the given certificates")
-    reason = [words for words in _OF_SIGNATURES if words in said]
-    return TokenAnswer("broken", f"that openssl refuses it: {reason[0] if reason else _last_line(done.stderr)}")
+    known = [words for words in _OF_SIGNATURES if words in said]
+    return TokenAnswer("broken", f"that openssl refuses it: {known[0] if known else _last_line(done.stderr)}")
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
