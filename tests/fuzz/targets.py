@@ -42,7 +42,7 @@ from capsule.core.toml import read_protocol
 from capsule.steps.extract import extract, extract_sources
 from capsule.steps.verify import collect, verify
 from tests.archive.container_forge import SMALL, entry, forge, pack_with_writer, with_lists
-from tests.conformance import histories
+from tests.conformance import histories, verifier
 from tests.fuzz.guard import only_reading
 from tests.golden.make import Members, seal, unpack
 
@@ -412,3 +412,65 @@ def extraction(data: bytes) -> None:
                 if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                     reached = os.path.realpath(os.path.join(place, name))  # noqa: PTH118 - longer than a Path may be
                     assert reached.startswith(str(folder / "inside")), name
+
+
+def both(name: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
+    """Both readers refuse, or both read the same."""
+    try:
+        found = ours()
+    except CapsuleError:
+        found = None
+    try:
+        second = theirs()
+    except verifier.Bad:
+        second = None
+    assert found == second, (name, found, second)
+
+
+SHOWN = [column.model_dump(mode="json") for column in COLUMNS]
+
+
+def journal_read(data: bytes) -> Any:
+    found = read_journal(data, COLUMNS, ["c000000", "c000001"])
+    return sorted(found.rows), found.ended, bool(found.torn), found.fault_count
+
+
+def journal_read_again(data: bytes) -> Any:
+    found = verifier.read_journal(data, SHOWN, ["c000000", "c000001"])
+    return sorted(found["rows"]), found["ended"], found["torn"], found["faults"]
+
+
+def sample_read(data: bytes) -> Any:
+    found = next(read_samples(data.replace(b"\n", b"") + b"\n"))
+    return found.to_json() if isinstance(found, Sample) else None
+
+
+def protocol_read_again(data: bytes) -> Any:
+    tree = verifier.read_toml(data)
+    if verifier.complaint(tree):
+        raise verifier.Bad("complaint")
+    return verifier.encode_json(tree)
+
+
+READ_TWICE: list[tuple[str, Callable[[bytes], Any], Callable[[bytes], Any]]] = [
+    ("json", lambda data: (parse(data, "x"),), lambda data: (verifier.decode_json(data),)),
+    ("toml", lambda data: read_protocol(data, "x").to_bytes(), protocol_read_again),
+    ("journal", journal_read, journal_read_again),
+    ("sample", sample_read, lambda data: verifier.read_sample(data.replace(b"\n", b""))),
+    ("token", lambda data: (read_token(data, "x").imprint,), lambda data: (verifier.read_token(data)[0],)),
+]
+
+
+def twice_seeds() -> list[bytes]:
+    tokens = [path.read_bytes() for path in sorted((HERE / "seeds").glob("*.tsr"))]
+    samples = [line for data in files("telemetry.jsonl")[:3] for line in data.splitlines()[:2]]
+    kinds = [json_seeds(), files("protocol.toml"), [ROWS[1:], *files("journal.jsonl")[:8]], samples, tokens]
+    return [bytes([number]) + data for number, kind in enumerate(kinds) for data in kind]
+
+
+@target(twice_seeds, "lines", 12)
+def twice(data: bytes) -> None:
+    """Any bytes before the product's readers and those of the second verifier: both say the same."""
+    if data:
+        name, ours, theirs = READ_TWICE[data[0] % len(READ_TWICE)]
+        both(name, lambda: ours(data[1:]), lambda: theirs(data[1:]))
