@@ -17,7 +17,7 @@ DEMO := build/demo
 PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu test-slurm test-exports fuzz lint types check bench clean
+.PHONY: help install demo conformance test test-gpu test-slurm test-exports fuzz lint types check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -64,6 +64,10 @@ fuzz: $(INSTALLED) ## fuzz every reader, guided by coverage, FUZZ_SECONDS each; 
 	    $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -artifact_prefix=build/fuzz/ \
 	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit; done
 	CAPSULE_EVERY_BIT=1 CAPSULE_CHANGES=300 $(BIN)/python -m pytest tests/attacks
+
+conformance: $(INSTALLED) ## try both verifiers on every golden and vector, by command line
+	$(BIN)/python -m tests.conformance.kit --verifier '$(CURDIR)/$(BIN)/capsule verify {file} {options} --json'
+	$(BIN)/python -m tests.conformance.kit --verifier '$(CURDIR)/$(BIN)/python ../conformance/verifier.py {file} {options}'
 
 lint: $(INSTALLED) ## check style
 	$(BIN)/ruff check .
