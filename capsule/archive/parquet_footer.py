@@ -48,6 +48,8 @@ def check_footer(data: bytes, columns: Sequence[str], rows_max: int) -> None:
             raise FooterError(f"{rows} rows declared, of which at most {rows_max} are expected")
         for group in file[4]:
             rows -= _from_zero(group[3], "number of rows")
+            if any(chunk[3][5] != group[3] for chunk in group[1]):
+                raise FooterError("a column with another number of values than rows")
             if [chunk[3][3] for chunk in group[1]] != [[name.encode()] for name in columns]:
                 raise FooterError("a row group without the frozen columns")
             for chunk in group[1]:
@@ -81,7 +83,6 @@ def _check_column(chunk: Fields, size: int) -> None:
     _one_of(TYPES, column[1], "type")
     if column[4] != UNCOMPRESSED or not ENCODINGS.issuperset(column[2]):
         raise FooterError(f"codec {column[4]}, encodings {sorted(set(column[2]))}; plain uncompressed columns expected")
-    _from_zero(column[5], "number of values")
     if max(_from_zero(column[6], "size"), _from_zero(column[7], "size"), _from_zero(column[9], "place")) > size:
         raise FooterError("a column that declares more bytes than the file has")
 

@@ -71,6 +71,9 @@ def test_a_footer_is_judged_before_pyarrow_aborts_over_it() -> None:
     for codec, words in ((b"\x7e", "codec 63"), (b"\x0c", "codec 6"), (b"\x01", "codec -1")):
         with pytest.raises(MalformedError, match=words):
             read_table(data[:at] + codec + data[at + 1 :], COLUMNS, 20, "x")
+    values = data[:at] + b"\x00\x16\x26" + data[at + 3 :]
+    with pytest.raises(MalformedError, match="another number of values"):
+        read_table(values, COLUMNS, 20, "x")
     assert len(read_table(data, COLUMNS, 20, "x")) == 20
 
 

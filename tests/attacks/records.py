@@ -157,6 +157,7 @@ def table_vectors() -> Iterator[Vector]:
         "h12-table-too-many-rows": rows(lambda found: found * 200),
         "h12-table-codec-that-does-not-exist": footer(b"\x04cell\x15\x00", b"\x04cell\x15\x7e"),
         "h12-table-encoding-that-does-not-exist": footer(b"\x06\x00\x19\x18\x04cell", b"\x7e\x00\x19\x18\x04cell"),
+        "h12-table-values-more-than-rows": footer(b"\x04cell\x15\x00\x16\x10", b"\x04cell\x15\x00\x16\x7e"),
         "h12-table-count-of-rows": footer(b"\x16\x10\x19", b"\x16\x7e\x19"),
     }
     for name, build in tables.items():

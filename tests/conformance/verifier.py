@@ -1651,9 +1651,10 @@ def check_footer(data: bytes, names: list[bytes]) -> None:
         parts = [(part, part[3]) for group in file[4] for part in group[1]]
         plain = all(meta[4] == 0 and {*meta[2]} <= {0, 3} and not {1, 8, 9} & {*part} for part, meta in parts)
         kinds = all(0 <= leaf[1] < 8 and 0 <= leaf[3] < 3 and 0 <= leaf.get(6, 0) < 22 for leaf in file[2][1:])
-        sizes = all(0 <= meta[key] < 2**63 and 0 <= meta[1] < 8 for _, meta in parts for key in (5, 6, 7, 9))
+        sizes = all(0 <= meta[key] < 2**63 and 0 <= meta[1] < 8 for _, meta in parts for key in (6, 7, 9))
         flat = [leaf[4] for leaf in file[2][1:]] == names and not any(leaf.get(5) for leaf in file[2][1:])
         whole = all([part[3][3] for part in group[1]] == [[name] for name in names] for group in file[4])
+        whole &= all(part[3][5] == group[3] for group in file[4] for part in group[1])
     except (IndexError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise Bad("a footer that cannot be read") from error
     if rest or not (plain and kinds and sizes and flat and whole) or {8, 9} & {*file}:
