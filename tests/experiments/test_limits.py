@@ -169,7 +169,7 @@ def test_a_shared_prompt_keeps_its_graph_and_adjoints():
 )
 def test_an_equal_wave_keeps_no_more_and_one_more_response_would(shape, microbatch, plain):
     """The largest number of suffixes at once, found by trying all of them."""
-    config, dtype, kept = toy("ouro").config, torch.float32, costs.Kept(plain, 1)
+    config, dtype, kept = config_of("Nanbeige4.2-3B"), torch.float32, costs.Kept(plain * 10**4, 1)
     size = [
         costs.activation_bytes(config, kept, ALL, dtype, "prefix-packed", shape, wave)
         for wave in range(1, shape[2] + 1)
