@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from capsule.core.attempt import Account, ManifestAdopted, Opened
-from capsule.core.errors import BusyError, DriftError, RefusedError
+from capsule.core.errors import BusyError, DriftError, MachineError, RefusedError
 from capsule.core.progress import counts, final_rows, remaining
 from capsule.core.protocol import reserved_ms
 from capsule.core.version import version_of
@@ -71,7 +71,12 @@ def run(request: Request, display: Display) -> Ran:
     workspace = find_workspace(request.protocol)
     generation = _generation(workspace, request)
     choices = request.gpus or ((request.device,) if request.device else ())
-    slots = choose_slots(generation.manifest.protocol.budget, choices, lease_directory())
+    try:
+        slots = choose_slots(generation.manifest.protocol.budget, choices, lease_directory())
+    except MachineError as error:
+        if request.slurm is not None:
+            error.hint = "a job has the devices of the machine that submits it: submit where they are"
+        raise
     work = Work(
         request=request,
         workspace=workspace,

@@ -103,7 +103,7 @@ def study_of(folder: Path, seconds: float = 0.1, **changes: str) -> Study:
 @pytest.fixture
 def quick(slurm: Cluster, tmp_path: Path) -> Study:
     """Give a study whose attempts take a second or two."""
-    return study_of(tmp_path / "study")
+    return study_of(tmp_path / "a study, 100%j")
 
 
 @pytest.fixture
@@ -337,6 +337,13 @@ def test_options_that_cannot_be_are_refused_before_anything_is_reserved(
     assert words in value["error"]["message"]
     assert value["error"]["hint"]
     assert events_of(quick.protocol) == []
+
+
+def test_a_device_that_only_the_node_may_have_is_refused_with_the_reason(slurm: Cluster, tmp_path: Path) -> None:
+    study = Study(make_gpu_study(tmp_path / "study"))
+    study.call("freeze")
+    assert "submit where they are" in ended(study.start(), 5)["error"]["hint"]
+    assert events_of(study.protocol) == []
 
 
 def test_a_machine_without_slurm_is_told_so(slurm: Cluster, quick: Study, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,10 +199,11 @@ def _announce(order: LaunchOrder, directory: Path, cluster: Cluster) -> Engine:
 
 def _sbatch(order: LaunchOrder, engine: Engine, arguments: Sequence[str]) -> None:
     directory = Path(order.attempt_dir)
+    log = str(directory / "supervisor.log").replace("%", "%%")
     answer = call(
         "sbatch", "--parsable", "--hold", "--no-requeue", f"--job-name={engine.name}",
         f"--comment={order.reserved.manifest}", f"--time={_limit(order)}", "--chdir=/", "--export=ALL",
-        f"--output={directory / 'supervisor.log'}", "--open-mode=append", *arguments, str(directory / SCRIPT),
+        f"--output={log}", "--open-mode=append", *arguments, str(directory / SCRIPT),
         environment=submission_environment(),
     )  # fmt: skip
     if parse_submitted(answer) is None:
