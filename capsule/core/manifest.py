@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from capsule.core.canonical import canonical, iterate_lines, join_lines
+from capsule.core.canonical import canonical, canonical_checked, iterate_lines, join_lines
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.paths import path_bytes, shown
@@ -120,7 +120,7 @@ def read_cells(data: bytes, where: str) -> list[Cell]:
 
 def sources_bytes(entries: list[SourceEntry]) -> bytes:
     """Return the bytes of a `sources` list; entries are in byte order of their paths."""
-    return join_lines(entry.to_json() for entry in entries)
+    return b"".join(canonical_checked(entry.to_json()) + b"\n" for entry in entries)
 
 
 def read_sources(data: bytes, where: str) -> list[SourceEntry]:

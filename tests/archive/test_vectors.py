@@ -48,9 +48,9 @@ def from_pipe(vector: Vector, data: bytes) -> Examination:
 @pytest.mark.parametrize("vector", FAULTY, ids=lambda vector: vector.name)
 def test_faulty(vector: Vector, tmp_path: Path) -> None:
     data = vector.build()
-    start = time.perf_counter()
+    start = time.process_time()
     found = from_file(vector, data, tmp_path)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert found.sealed is None
     wanted = [finding for finding in found.findings if finding.code == vector.clause]
     assert wanted, [str(finding) for finding in found.findings]

@@ -13,6 +13,7 @@ from capsule.core.canonical import (
     DEPTH_MAX,
     INTEGER_LIMIT,
     canonical,
+    canonical_checked,
     canonical_line,
     iterate_lines,
     join_lines,
@@ -38,6 +39,14 @@ def test_round_trip(value: Any) -> None:
     data = canonical(value)
     assert parse(data, "x") == value
     assert canonical(parse(data, "x")) == data
+
+
+@given(values)
+@example({"\ufb33": 1, "\U0001f600": 2})
+@example("".join(map(chr, range(0x20))) + '"\\/\x7f\x80\u2028\uffff')
+@example([(1, True), -0, None, INTEGER_LIMIT - 1])
+def test_the_fast_way_spells_as_the_general_one(value: Any) -> None:
+    assert canonical_checked(value) == canonical(value)
 
 
 def spellings(value: Any) -> list[bytes]:
