@@ -8,9 +8,7 @@ parent's, so however long it stays, no lease, lock or pipe stays with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import gc
 import os
 import pickle
 import select
@@ -19,9 +17,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 from capsule.core.errors import CapsuleError, MachineError
+from capsule.host.forks import fork_helper
 
 Value = TypeVar("Value")
 
@@ -29,7 +28,6 @@ REAP_SECONDS = 0.2
 """How long a child that has answered, or was killed, is waited for before it is left to itself."""
 CHUNK = 1 << 16
 LENGTH_BYTES = 8
-PR_SET_PDEATHSIG = 1
 HINT = "`nvidia-smi` says more about the driver and the device"
 
 _left: set[int] = set()
@@ -48,11 +46,10 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
     """
     until = time.monotonic() + seconds
     _reap_left()
-    libc = ctypes.CDLL(None)  # loaded before the fork: a thread of the caller may hold the loader's lock
-    reader, writer = os.pipe()
+    reader, writer = _pipe()
     try:
         try:
-            pid = _fork(work, writer, libc)
+            pid = fork_helper(lambda: _write(writer, _answer(work)), keep=[writer], dies_with_parent=True, silent=True)
         except OSError as error:
             raise MachineError(f"cannot start a process to ask the driver: {error.strerror}") from error
         finally:
@@ -78,32 +75,16 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
     raise RuntimeError(f"work in a forked process failed:\n{value}")
 
 
-def _fork(work: Callable[[], object], writer: int, libc: ctypes.CDLL) -> int:
-    """Fork with every signal held back, so that no handler of the parent's ever runs in the child."""
-    parent = os.getpid()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def _pipe() -> tuple[int, int]:
+    """Return the ends of a pipe; the one that a child writes to is none of the standard streams."""
+    reader, first = os.pipe()
     try:
-        pid = os.fork()
-        if pid == 0:
-            _child(work, writer, libc, parent)
+        return reader, fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        os.close(reader)
+        raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return pid
-
-
-def _child(work: Callable[[], object], writer: int, libc: ctypes.CDLL, parent: int) -> NoReturn:
-    status = 1
-    try:
-        if hasattr(libc, "prctl"):
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent:
-            gc.disable()  # no finalizer of the parent's objects runs here
-            writer = _keep_only(writer)
-            _reset_signals()
-            _write(writer, _answer(work))
-            status = 0
-    finally:
-        os._exit(status)
+        os.close(first)
 
 
 def _answer(work: Callable[[], object]) -> bytes:
@@ -113,34 +94,6 @@ def _answer(work: Callable[[], object]) -> bytes:
         return pickle.dumps(("error", error))
     except BaseException:
         return pickle.dumps(("defect", traceback.format_exc()))
-
-
-def _keep_only(writer: int) -> int:
-    """Close every descriptor but the answer's; the standard ones lead nowhere. Returns the answer's new number."""
-    kept = fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 3)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nowhere, number)
-    try:
-        numbers = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - no descriptor may stay open
-    except OSError:
-        os.closerange(3, kept)
-        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-        return kept
-    for number in numbers:
-        if number > 2 and number != kept:
-            with contextlib.suppress(OSError):
-                os.close(number)
-    return kept
-
-
-def _reset_signals() -> None:
-    """React to signals as a new process does."""
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _write(writer: int, data: bytes) -> None:

@@ -1,24 +1,15 @@
-"""One process's loop: descriptors with what takes them in, the signals that it received, and forking helpers off it."""
+"""One process's loop: descriptors with what takes them in, and the signals that it received."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import selectors
 import signal
 import socket
-import sys
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
-
-from capsule.host import durable
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_NOW = signal.SIGQUIT
-PR_SET_PDEATHSIG = 1
 
 
 class Loop:
@@ -71,44 +62,3 @@ class Signals:
 
 def void(value: object) -> None:
     """Take a value and do nothing with it."""
-
-
-def fork_helper(main: Callable[[], None], *, keep: Collection[int], dies_with_parent: bool) -> int:
-    """Fork a helper of this process that runs `main` and ends; returns its pid.
-
-    The helper keeps the standard streams and the descriptors in `keep`, no others, so that it holds no lease, pipe or
-    lock by accident. It reacts to signals as a new process does, until it says otherwise.
-    """
-    pid = os.fork()
-    if pid == 0:
-        _helper(main, keep, dies_with_parent)
-    return pid
-
-
-def _helper(main: Callable[[], None], keep: Collection[int], dies_with_parent: bool) -> NoReturn:
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (*STOP_SIGNALS, STOP_NOW, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        if dies_with_parent:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        durable.disarm()
-        close_all_but({0, 1, 2, *keep})
-        main()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def close_all_but(keep: Collection[int]) -> None:
-    """Close every descriptor of this process that is not in `keep`."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - pathlib would hold a descriptor of its own
-        if int(name) not in keep:
-            with contextlib.suppress(OSError):
-                os.close(int(name))

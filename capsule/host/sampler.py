@@ -19,9 +19,10 @@ from capsule.core.telemetry import SAMPLE_MS, Sample, interval_ms
 from capsule.host.clock import ClockSource
 from capsule.host.devices import Backend, backend_for
 from capsule.host.devices.base import Baseline
+from capsule.host.forks import fork_helper
 from capsule.host.killable import call
 from capsule.host.lease import Holder
-from capsule.host.loop import Loop, fork_helper, void
+from capsule.host.loop import Loop, void
 from capsule.host.preflight import Refusal, baseline_of, inspect_devices
 from capsule.host.process import descendants
 

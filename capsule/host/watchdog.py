@@ -19,7 +19,8 @@ from typing import Any
 from capsule.host.cgroup import Cgroup
 from capsule.host.child import Child, Usage, collect
 from capsule.host.clock import ClockSource
-from capsule.host.loop import Loop, Signals, fork_helper
+from capsule.host.forks import fork_helper
+from capsule.host.loop import Loop, Signals
 from capsule.host.output import CappedOutput
 from capsule.host.process import become_subreaper, descendants, end_tree, read_stat, send
 from capsule.host.traces import NOTE, Note, leave

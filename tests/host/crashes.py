@@ -375,8 +375,13 @@ STATES = {
 
 
 def held(bench: Bench, forks: Nursery, state: str, changes: str = "", trial: str = "", **limits: Any) -> Started:
-    """Start an attempt whose supervisor stops itself at a state; returns once it has."""
-    started = forks.start(order_of(bench, trial or STATES[state], **limits), f"WHEN = {state!r}\n{HOLD}{changes}")
+    """Start an attempt whose supervisor stops itself at a state; returns once it has.
+
+    A wall limit leaves its trial the time to be started on a busy machine.
+    """
+    kind = trial or STATES[state]
+    limits = ({"wall_limit_seconds": "1.5"} if kind == "wall" else {}) | limits
+    started = forks.start(order_of(bench, kind, **limits), f"WHEN = {state!r}\n{HOLD}{changes}")
     eventually(lambda: (found := read_stat(started.supervisor)) is not None and found.state == "T")
     return started
 
