@@ -112,7 +112,7 @@ def _check(
 def _principals(policy: bytes, key: bytes) -> list[str]:
     """Return the names of every line that has this key, whatever the line allows; ssh-keygen itself finds only one."""
     text = base64.b64encode(key)
-    found = (_NAMES.match(line) for line in policy.splitlines() if text in line.split())
+    found = (_NAMES.match(line) for line in policy.splitlines() if text in line.split() and b"\0" not in line)
     listed = [(match[1] or match[2]).decode(errors="replace").split(",") for match in found if match]
     return list(dict.fromkeys(name for names in listed for name in names if name and name[0] != "!"))
 
@@ -126,7 +126,8 @@ def _refused(said: str, namespace: str, names: tuple[str, ...]) -> SignatureAnsw
     if "not permitted for use in signature namespace" in said:
         return SignatureAnswer("not_permitted", f"not allowed to sign {namespace} by your policy", names)
     if names:
-        return SignatureAnswer("unknown", f"not accepted by your policy: {said.strip().splitlines()[-1][:200]}", names)
+        reason = f": {_last_line(said.encode())}" if said.strip() else ""
+        return SignatureAnswer("unknown", f"in your policy, and not accepted by it{reason}")
     return SignatureAnswer("unknown", "unknown to you")
 
 

@@ -2139,7 +2139,7 @@ def ssh_keygen(message: bytes, *arguments: str) -> tuple[bool, str]:
 def judge_signature(
     message: bytes, data: bytes, namespace: str, public: str, signers: bytes | None, at: str | None
 ) -> tuple[str, list[str]]:
-    """S-06 and S-07: what ssh-keygen says of a signature, and the principals for which it accepts it."""
+    """S-06 and S-07: what ssh-keygen says of a signature, and the principals that the policy has for its key."""
     with tempfile.TemporaryDirectory() as folder:
         file, policy = Path(folder, "signature"), Path(folder, "signers")
         file.write_bytes(data)
@@ -2149,8 +2149,8 @@ def judge_signature(
             return "unknown", []
         policy.write_bytes(signers)
         when = ["-O", "verify-time=" + re.sub(r"\.[0-9]+|[-:T]", "", at)] if at else []
-        said, accepted = "", []
-        for name in principals(signers.decode("latin-1"), public):
+        said, accepted, names = "", [], principals(signers.decode("latin-1"), public)
+        for name in names:
             good, words = ssh_keygen(
                 message, "verify", "-n", namespace, "-s", str(file), "-f", str(policy), "-I", name, *when
             )
@@ -2159,8 +2159,8 @@ def judge_signature(
     if accepted:
         return "accepted", accepted
     if "key has expired" in said or "key is not yet valid" in said:
-        return "not_valid", []
-    return ("not_permitted" if "not permitted for use in signature namespace" in said else "unknown"), []
+        return "not_valid", names
+    return ("not_permitted", names) if "not permitted for use in signature namespace" in said else ("unknown", [])
 
 
 def principals(policy: str, public: str) -> list[str]:

@@ -163,7 +163,18 @@ def test_names_of_a_policy(alice: Key) -> None:
         + alice.allowed('"*@other.org,!dave@other.org"', 'namespaces="capsule-*"')
         + "\t" + alice.allowed("erin@example.org").replace(" ", "\t")
     )  # fmt: skip
+    policy += "nul\0@example.org " + alice.public + "\n"
     assert only(judge(evidence, trust=by(policy))).principals == ("*@other.org", "erin@example.org")
+
+
+@pytest.mark.parametrize("options", ["cert-authority", 'unheard-of="x"', 'namespaces="', 'valid-before="soon"'])
+def test_lines_that_accept_no_key(alice: Key, options: str) -> None:
+    """S-07: a line for certificates only, and one that ssh-keygen cannot read, accept nobody; nothing else breaks."""
+    evidence = with_files(sig=alice.sign(MANIFEST, "capsule-manifest"))
+    verdict = judge(evidence, trust=by(alice.allowed(options=options)))
+    assert (verdict.integrity, only(verdict).answer, only(verdict).principals) == ("incomplete", "unknown", ())
+    assert "in your policy, and not accepted by it" in check(verdict, "V-08").words
+    assert judge(evidence, trust=by(alice.allowed(options=options) + alice.allowed())).integrity == "intact"
 
 
 def test_a_key_that_the_policy_does_not_have(home: Path, alice: Key) -> None:
