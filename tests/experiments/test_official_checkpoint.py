@@ -66,8 +66,13 @@ def test_widening_is_exact_and_total(any_folder):
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(folder, change, message):
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_tensors_that_do_not_fit_are_refused_by_name(folder, change, message, sharded):
+    """In one file, and in shards whose index says what they hold."""
     rewrite_tensors(folder, change)
+    if sharded:
+        _, weight_map = shard(folder)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match=message):
         ouro.load(folder, torch.float32)
 
