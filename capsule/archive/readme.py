@@ -30,7 +30,8 @@ Without it, with zstd, tar and sha256sum:
 
 The last line must print {hex}.
 Every source file is stored under `5-sources/` by its own SHA-256, so `sha256sum` of each prints its name; the list
-`1-manifest/{generation:03d}/sources.jsonl` says which path each one had.
+`1-manifest/{generation:03d}/sources.jsonl` says which path each one had. Behind the tar lie an index and a seek table,
+which these programs skip: nothing that they check depends on either.
 
 The capsule's identity is the SHA-256 of the text `capsule-archive/1`, a newline, and the member lines of `9-TABLE`:
 

@@ -74,6 +74,8 @@ def checker(policy: bytes | None) -> SignatureChecker:
                 return _check(Path(folder), message, signature, namespace, at, policy)
         except FileNotFoundError:
             return SignatureAnswer("unchecked", "not checked: ssh-keygen is not on this machine")
+        except OSError as error:
+            return SignatureAnswer("unchecked", f"not checked: cannot run ssh-keygen: {error.strerror}")
         except subprocess.TimeoutExpired:
             return SignatureAnswer("unchecked", f"not checked: ssh-keygen gave no answer in {CHECK_SECONDS_MAX} s")
 

@@ -94,6 +94,8 @@ def checker(authority: bytes) -> TokenChecker:
                 )
         except MachineError as error:
             return TokenAnswer("unchecked", f"not checked: {error.message}")
+        except OSError as error:
+            return TokenAnswer("unchecked", f"not checked: cannot run openssl: {error.strerror}")
         return _answer(done)
 
     return check
@@ -123,6 +125,8 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
         )
     except FileNotFoundError as error:
         raise MachineError("openssl is not on this machine", hint="install openssl 1.1 or newer") from error
+    except OSError as error:
+        raise MachineError(f"cannot run openssl: {error.strerror}", hint="install openssl 1.1 or newer") from error
     except subprocess.TimeoutExpired as error:
         raise MachineError(f"openssl gave no answer in {SECONDS_MAX} s") from error
 

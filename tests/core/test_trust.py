@@ -203,6 +203,21 @@ def test_without_ssh_keygen_nothing_is_claimed(alice: Key, monkeypatch: pytest.M
     assert "ssh-keygen is not on this machine" in check(verdict, "V-08").words
 
 
+def test_tools_that_cannot_be_run(
+    home: Path, alice: Key, token: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-06 S-10: as if they were not there; what was demanded is incomplete, and says why."""
+    signature = alice.sign(MANIFEST, "capsule-manifest")
+    for name in ("ssh-keygen", "openssl"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    evidence = with_files(sig=signature, tsr=token)
+    verdict = judge(evidence, trust=by("a@example.org ssh-ed25519 AAAA", ca=Authority(home / "tsa").certificate))
+    assert verdict.integrity == "incomplete"
+    assert "cannot run ssh-keygen: Permission denied" in check(verdict, "V-08").words
+    assert "cannot run openssl: Permission denied" in check(verdict, "V-09").words
+
+
 def test_demands(home: Path, alice: Key) -> None:
     """V-08 S-07: of the capsule, of the manifest in force, of both, or of any of the two."""
     assert HONEST.identity

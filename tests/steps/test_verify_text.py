@@ -86,6 +86,18 @@ def test_a_damaged_capsule(capsule: Capsule, stock: Stock, text: str, place: int
     assert not good, said
 
 
+def test_what_stock_tools_skip(capsule: Capsule, stock: Stock, text: str) -> None:
+    """A bit of the index: verify says broken; the text says that stock tools skip it, and so they do."""
+    file = Path(stock.names["FILE"])
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"capsule-index/") + 20] ^= 1
+    file.write_bytes(data)
+    assert capsule("verify", file).code == 1
+    good, said = stock.run(text)
+    assert good, said
+    assert "an index and a seek table" in text
+
+
 @pytest.mark.parametrize("fault", ["cut", "bytes after", "member exchanged", "other signature", "other token"])
 def test_other_faults(
     capsule: Capsule, signed: Path, stock: Stock, keys: Path, text: str, fault: str, tmp_path: Path
