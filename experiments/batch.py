@@ -43,6 +43,7 @@ class Response:
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
+        _refuse_no_tensors(tokens=self.tokens_D, advantages=self.advantages_D, reference=self.reference_log_probs_D)
         if self.tokens_D.ndim != 1 or self.tokens_D.dtype != torch.int64:
             raise BatchError(f"response tokens: expected int64 [D], found {_found(self.tokens_D)}")
         for name, values in (("advantages", self.advantages_D), ("reference", self.reference_log_probs_D)):
@@ -59,14 +60,16 @@ class Response:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One prompt of at least one token and its responses, in their order."""
+    """One prompt of at least one token and its responses, in their order; a list or generator becomes a tuple."""
 
     prompt_P: Tensor
     responses: tuple[Response, ...]
 
     def __post_init__(self) -> None:
+        _refuse_no_tensors(prompt=self.prompt_P)
         if self.prompt_P.ndim != 1 or self.prompt_P.dtype != torch.int64 or not self.prompt_P.shape[0]:
             raise BatchError(f"prompt: expected int64 [P] with P >= 1, found {_found(self.prompt_P)}")
+        object.__setattr__(self, "responses", tuple(self.responses))
         if not self.responses:
             raise BatchError("group: expected at least one response, found none")
         if any(response.tokens_D.device != self.prompt_P.device for response in self.responses):
@@ -122,6 +125,12 @@ def latent_rows(
     head_VC = model.head_VC
     rows = packed_rows(latents, ranges, prompt, head_VC.shape[1])
     return rows.to(head_VC.device)
+
+
+def _refuse_no_tensors(**named: object) -> None:
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise BatchError(f"{name}: expected a tensor, found {type(value).__name__}")
 
 
 def _found(tensor: Tensor) -> str:

@@ -63,7 +63,7 @@ def accumulate(
             f"model: expected one that families.load gives, found {type(model).__name__}; of a wrapped one, hand in "
             "what it wraps"
         )
-    device = model.head_VC.device
+    groups, device = tuple(groups), model.head_VC.device
     _refuse_mixed_policies(groups, options)
     lengths = [length for group in groups for length in group.lengths]
     found = objective.token_weights(lengths)

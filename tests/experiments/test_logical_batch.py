@@ -47,6 +47,16 @@ def test_a_wrapped_model_is_refused(case):
         logical_batch.accumulate(torch.nn.Sequential(model), [group], ALL, schedule="full-packed", microbatch=1)
 
 
+def test_groups_may_come_one_by_one(case):
+    """A generator is read once, and every group of it counts."""
+    model, group = case((3, 1))
+    losses = [
+        float(logical_batch.accumulate(model, groups, ALL, schedule="full-packed", microbatch=2).loss)
+        for groups in ([group, group], (group for _ in range(2)))
+    ]
+    assert losses[0] == losses[1] != 0
+
+
 def of_version(group, model, version):
     origin = Origin(digest(group.prompt_P), version, model.loops)
     return Group(group.prompt_P, tuple(replace(response, origin=origin) for response in group.responses))
