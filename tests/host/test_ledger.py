@@ -182,8 +182,11 @@ def test_a_ledger_cut_at_any_byte_of_its_last_two_lines(
     ledger.path.write_bytes(whole)
     rewound(ledger, events)
     held_ms = again(ledger).read()[1].held_ms("cpu", pilot=False)
+    chosen = chance("cuts", events)
     for behind in (0, 1, 2):
         for cut in range(before, len(whole)):
+            if behind == 2 and not LONG and chosen.random() < 0.8:  # that is no state that a crash leaves
+                continue
             ledger.path.write_bytes(whole)
             rewound(ledger, events - behind)
             ledger.path.write_bytes(whole[:cut])
@@ -247,7 +250,11 @@ def test_any_bit_flipped_in_a_ledger_is_found(tmp_path: Path, behind: bool) -> N
     whole = ledger.path.read_bytes()
     if behind:
         rewound(ledger, whole.count(b"\n") - 1)
+    lines = whole.splitlines(keepends=True)
+    start = len(whole) - len(lines[-1]) - len(lines[-2]) if behind and not LONG else 0
     for place, damaged in flips(whole, f"ledger {behind}"):
+        if place < start:  # where it makes no difference how old the head is
+            continue
         ledger.path.write_bytes(damaged)
         if behind and place >= whole.rindex(b"\n", 0, -1) + 1:
             with contextlib.suppress(RefusedError):

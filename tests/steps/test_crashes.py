@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -71,14 +72,10 @@ def events_of(capsule: Capsule, protocol: Path) -> list[dict[str, Any]]:
 
 
 ROLES = ("cli", "supervisor", "watchdog", "sampler", "trial")
-VICTIMS = [
-    *((role,) for role in ROLES),
-    ("cli", "supervisor"),
-    ("supervisor", "watchdog"),
-    ("watchdog", "trial"),
-    ("supervisor", "watchdog", "trial"),
-    ROLES,
-]
+VICTIMS = [("cli",), ("supervisor",), ("trial",), ("supervisor", "watchdog"), ROLES]
+if LONG:
+    VICTIMS = [victims for size in range(1, 6) for victims in itertools.combinations(ROLES, size)]
+"""Every set of victims at every state of an attempt: `tests/host/test_kills.py`."""
 
 
 @pytest.mark.parametrize("victims", VICTIMS)
