@@ -165,11 +165,11 @@ def test_jobs_go_side_by_side_on_devices_with_names(
         study.accounted(attempt["attempt"])
 
 
-def test_interrupting_a_run_cancels_its_job_that_waits(quick: Study) -> None:
+def test_stopping_a_run_cancels_its_job_that_waits(quick: Study) -> None:
     run = quick.start(LATER)
     quick.job()
-    run.send_signal(signal.SIGINT)
-    ended(run, 130)
+    run.send_signal(signal.SIGTERM)
+    ended(run, 143)
     assert quick.states() == ["reconciled"]
     assert quick.held_ms("a000001") == 0
     (event,) = named(quick.protocol, "reconciled")
@@ -177,13 +177,13 @@ def test_interrupting_a_run_cancels_its_job_that_waits(quick: Study) -> None:
     assert [job.state for job in jobs_named(known_engine(quick.folder("a000001")).name)] == ["CANCELLED"]
 
 
-def test_interrupting_a_run_stops_its_job_in_order(slow: Study) -> None:
+def test_stopping_a_run_stops_its_job_in_order(slow: Study) -> None:
     run = slow.start()
     slow.running()
-    run.send_signal(signal.SIGINT)
-    ended(run, 130)
+    run.send_signal(signal.SIGTERM)
+    ended(run, 143)
     (event,) = named(slow.protocol, "settled")
-    assert (event["data"]["outcome"], "SIGINT" in event["data"]["evidence"]) == ("user", True)
+    assert (event["data"]["outcome"], "SIGTERM" in event["data"]["evidence"]) == ("user", True)
     slow.accounted("a000001")
 
 
