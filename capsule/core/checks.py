@@ -263,9 +263,12 @@ def check_records(reading: Reading) -> Checking:
             yield f"{name}: the ledger says {outcome}, the journal {outcome_of(process, journal)[0]}"
         if isinstance(attempt.end, Settled) and attempt.exit is not None:
             yield from (f"{name}: {words}" for words in exit_faults(attempt.exit, outcome))
+    if "4-records/rows.parquet" not in reading.evidence.members:
+        raise NotChecked("the table is absent")
+    if _number_in_force(reading) != len(reading.evidence.generations):
+        yield "4-records/rows.parquet: expected the last manifest, which says its columns, found that it cannot be read"
+        return ""
     if isinstance(reading.evidence.table, str):
-        if "4-records/rows.parquet" not in reading.evidence.members:
-            raise NotChecked("the table is absent")
         yield reading.evidence.table
         return ""
     expected = list(table_rows(manifest, reading.cells, reading.account, reading.journals))

@@ -267,6 +267,12 @@ def sources_anew(change: Callable[[dict[str, Any]], None]) -> Members:
     return mend({**with_events(honest, ledger), name: data}, honest)
 
 
+def a_protocol_before_that_cannot_be_read() -> Members:
+    """V-17: the first of two manifests stops the reading, so nobody knows what the table's columns are."""
+    members = golden("amended")[1]
+    return mend({**members, "1-manifest/001/protocol.toml": b"no protocol"}, members)
+
+
 def oracles_of_other_bytes() -> Members:
     """V-02: an oracle has the digest of other bytes for its name."""
     return {**golden("supported")[1], "6-oracles/" + "0" * 64: b"truth"}
@@ -369,6 +375,7 @@ FORGED: dict[str, Forgery] = {
     "sealed": (sealed_bytes_that_are_not_what_they_say, ["V-12"]),
     "no table": (a_table_that_is_none, ["V-17"]),
     "encoding": (a_table_in_an_encoding_that_repeats, ["V-17"]),
+    "protocol before": (a_protocol_before_that_cannot_be_read, ["V-04", "V-12", "V-15", "V-17"]),
     "oracle": (oracles_of_other_bytes, ["V-02"]),
     "trial not imported": (trials_that_nobody_imported, ["V-16"]),
     "link's size": (lambda: sources_anew(lambda link: link.update(size=9)), ["V-15"]),
