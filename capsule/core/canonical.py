@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -19,8 +20,14 @@ from capsule.core.errors import MalformedError
 INTEGER_LIMIT = 2**53
 DEPTH_MAX = 32
 DIGITS_MAX = 16
+COMMAS_MAX = 2_000_000
+"""Commas in the bytes of one value, which bound what it becomes in memory and how long it takes."""
+
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+"""A whole string, or one that has no end, or a bracket; each byte is looked at once."""
 
 
 def canonical(value: Any) -> bytes:
@@ -63,6 +70,8 @@ def parse_strict(data: bytes, where: str, *, floats: bool = False) -> Any:
     With `floats`, finite numbers with a fraction or exponent are accepted; without it every number is an integer
     below 2^53 in magnitude.
     """
+    if data.count(b",") > COMMAS_MAX:
+        raise MalformedError(f"{where}: expected at most {COMMAS_MAX} commas in one value, found more")
     refuse_depth(data, where)
     try:
         text = data.decode("utf-8")
@@ -97,8 +106,16 @@ def iterate_lines(data: bytes, where: str) -> Iterator[Any]:
     """Yield the values of a list of canonical lines, each ended by one newline."""
     if data and not data.endswith(b"\n"):
         raise MalformedError(f"{where}: expected a newline at the end of the last line, found none")
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+    for number, line in enumerate(whole_lines(data), start=1):
         yield parse(line, f"{where}:{number}")
+
+
+def whole_lines(data: bytes) -> Iterator[bytes]:
+    """Yield every line that ends with a newline, without it, one at a time."""
+    start = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        yield data[start:end]
+        start = end + 1
 
 
 def join_lines(values: Iterable[Any]) -> bytes:
@@ -151,25 +168,16 @@ def refuse_depth(data: bytes, where: str) -> None:
     Raises:
         MalformedError: more than `DEPTH_MAX` levels.
     """
-    depth = 0
-    in_string = escaped = False
     if data.count(b"[") + data.count(b"{") <= DEPTH_MAX:
         return
-    for byte in data:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in (0x5B, 0x7B):
+    depth = 0
+    for match in _STRUCTURE.finditer(data):
+        byte = data[match.start()]
+        if byte in b"[{":
             depth += 1
             if depth > DEPTH_MAX:
                 raise MalformedError(f"{where}: expected at most {DEPTH_MAX} nested levels, found more")
-        elif byte in (0x5D, 0x7D):
+        elif byte in b"]}":
             depth -= 1
 
 

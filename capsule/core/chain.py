@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,11 +14,14 @@ from pydantic import Field, ValidationError
 from pydantic.config import ExtraValues
 
 from capsule.core.attempt import DATA, Clock, Event, EventLine, EventName
-from capsule.core.canonical import canonical
+from capsule.core.canonical import COMMAS_MAX, canonical, whole_lines
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.schema import Model, first_error
 from capsule.core.version import is_newer
+
+FAULTS_MAX = 1_000
+"""Faults after which a ledger is not read on."""
 
 
 class Head(Model):
@@ -52,10 +56,13 @@ def encode(seq: int, prev: str | None, name: EventName, attempt: str | None, at:
 def read(data: bytes, where: str) -> Chain:
     """Read a ledger; a last line without newline is its torn tail, every other damage a fault."""
     chain = Chain()
-    *lines, chain.tail = data.split(b"\n")
+    chain.tail = data[data.rfind(b"\n") + 1 :]
     newer = False
-    for number, line in enumerate(lines):
+    for number, line in enumerate(whole_lines(data)):
         place = f"{where}:{number + 1}"
+        if len(chain.faults) >= FAULTS_MAX:
+            chain.faults.append(f"{place}: not read on after {FAULTS_MAX} faults")
+            break
         try:
             entry = _entry(line, place)
             newer = newer or (entry.event == "opened" and is_newer(entry.data.get("format"), place))
@@ -83,12 +90,10 @@ def read(data: bytes, where: str) -> Chain:
 
 def _entry(line: bytes, place: str) -> EventLine:
     """Read one line; bytes that the value gives back exactly are canonical, others are judged for the right words."""
-    try:
-        entry = EventLine.model_validate_json(line)
-        if entry.to_bytes() == line:
+    with suppress(ValueError):
+        entry = EventLine.model_validate_json(line) if line.count(b",") <= COMMAS_MAX else None
+        if entry is not None and entry.to_bytes() == line:
             return entry
-    except ValueError:
-        pass
     return EventLine.from_bytes(line, place)
 
 

@@ -218,12 +218,13 @@ def check_imports(reading: Reading) -> Checking:
             continue
         lists = [reading.sources.get(revision, []) for revision in {arm.revision for arm in arms}]
         frozen = {(entry.path, entry.sha256) for entries in lists for entry in entries}
-        lines = list(iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"))
-        modules += len(lines)
-        for line in lines:
-            yield from _import_faults(attempt.id, line, frozen)
-        shown = {str(line.get("module")) for line in lines if isinstance(line, dict) and line.get("origin") == "source"}
         own_modules = {arm.trial.partition(":")[0] for arm in arms if arm.trial}
+        shown = set()
+        for line in iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"):
+            modules += 1
+            yield from _import_faults(attempt.id, line, frozen)
+            if isinstance(line, dict) and line.get("origin") == "source":
+                shown.add(str(line.get("module")))
         for module in sorted(own_modules - shown) if attempt.end.outcome == "completed" else ():
             yield f"{attempt.id}: expected the trial's own module {module} among what it imported, found no such line"
     return f"{modules} imports" if modules else "no Python trial completed; what commands load is not looked into"

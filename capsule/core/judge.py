@@ -19,7 +19,7 @@ from capsule.core.ledger_checks import Checking
 from capsule.core.order import Claim, order_in_time
 from capsule.core.rests import grounds
 from capsule.core.signing import Trust
-from capsule.core.verdict import CHECKS, FINDINGS_MAX, Check, Verdict, integrity_of
+from capsule.core.verdict import CHECKS, FINDINGS_COUNTED_MAX, FINDINGS_MAX, Check, Verdict, integrity_of
 from capsule.core.version import version_of
 
 
@@ -68,6 +68,8 @@ def _made(identifier: str, name: str, checking: Checking) -> Check:
         while True:
             finding = next(checking)
             count += 1
+            if count > FINDINGS_COUNTED_MAX:
+                break
             if len(findings) < FINDINGS_MAX:
                 findings.append(finding)
     except StopIteration as stop:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Literal
 
+from capsule.core.canonical import COMMAS_MAX
 from capsule.core.errors import MalformedError
 from capsule.core.schema import Model, Natural
 
@@ -121,7 +122,7 @@ def _sample(line: bytes) -> Sample | str:
     """Read one line; bytes that the value gives back exactly are canonical, others are judged for the right words."""
     sample = None
     with suppress(ValueError):
-        sample = Sample.model_validate_json(line)
+        sample = Sample.model_validate_json(line) if line.count(b",") <= COMMAS_MAX else None
     if sample is None or sample.to_bytes() != line:
         try:
             sample = Sample.from_bytes(line, "sample")

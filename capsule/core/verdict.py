@@ -44,6 +44,9 @@ CHECKS: tuple[tuple[str, str], ...] = (
 )
 """Every check in the order in which it is made, with the clause of `docs/spec/verdict.md` that it enforces."""
 
+FINDINGS_COUNTED_MAX = 10_000
+"""Findings after which a check stops: it has failed, whatever else it would find."""
+
 FINDINGS_MAX = 50
 
 

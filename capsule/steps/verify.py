@@ -30,6 +30,9 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 KEPT_BYTES_MAX = 64 << 20
 """Bytes of one member that the checks read; a larger journal or list is a finding, and no run writes one."""
 
+ALL_KEPT_BYTES_MAX = 1 << 30
+"""Bytes of all members that are kept: a few kilobytes of a file can declare any number of zeros."""
+
 TABLE_BYTES_MAX = 1 << 30
 """Bytes of one table, which holds the rows of all journals, or all samples."""
 
@@ -129,6 +132,7 @@ def recognised(stream: BinaryIO) -> BinaryIO:
 def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, str, bytes]]:
     """Yield every whole member with its digest, its bytes where the checks read them; findings go to `evidence`."""
     kept: list[bytes] | None = None
+    left = ALL_KEPT_BYTES_MAX
     for event in walk(recognised(stream)):
         match event:
             case MemberStart(name, size):
@@ -137,6 +141,10 @@ def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, s
                 if kept is not None and size > most:
                     evidence.member_findings.append(f"{name}: expected at most {most} bytes, found {size}")
                     kept = None
+                elif kept is not None and size > left:
+                    evidence.member_findings.append(f"{name}: expected at most {left} bytes beside those before it")
+                    kept = None
+                left -= size if kept is not None else 0
             case Chunk(data):
                 if kept is not None:
                     kept.append(bytes(data))

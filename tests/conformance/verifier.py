@@ -86,6 +86,8 @@ def decode_json(data: bytes) -> Any:
     def never(text: str) -> None:
         raise Bad(f"the number {text[:20]}")
 
+    if data.count(b",") > 2_000_000:
+        raise Bad("more values than any writer writes")
     try:
         value = json.loads(data.decode(), parse_int=whole, parse_float=never, parse_constant=never)
         if encode_json(value) != data:
@@ -1372,6 +1374,8 @@ def read_journal(data: bytes, columns: list[dict[str, Any]], cells: list[str]) -
     for line in lines:
         if not line.strip():
             continue
+        if journal["faults"] == 10_000:
+            break
         try:
             item = journal_object(line)
             if journal["ended"]:

@@ -20,6 +20,7 @@ from capsule.core.canonical import (
     parse,
     parse_lines,
     parse_strict,
+    refuse_depth,
 )
 from capsule.core.errors import MalformedError
 
@@ -176,3 +177,33 @@ def test_lines_in_another_form_are_refused(data: bytes, words: str) -> None:
     """M-04: a list without its last newline, with an empty line or with a line in another spelling is no list."""
     with pytest.raises(MalformedError, match=words):
         list(iterate_lines(data, "x"))
+
+
+def test_values_are_bounded_before_they_are_built() -> None:
+    """A capsule of kilobytes may declare 64 MiB of empty arrays, which would take gigabytes."""
+    with pytest.raises(MalformedError, match="at most 2000000 commas"):
+        parse(b"[" + b"[]," * 2_000_001 + b"[]]", "x")
+    assert len(parse(b"[" + b"1," * 2_000 + b"1]", "x")) == 2_001
+
+
+@pytest.mark.parametrize(
+    ("data", "refused"),
+    [
+        (b"[" * 33 + b"]" * 33, True),
+        (b"[" * 32 + b"]" * 32, False),
+        (b'["' + b"[" * 99 + b'"]', False),
+        (b'["\\"' + b"[" * 99 + b'"]', False),
+        (b'["\\\\",' + b"[" * 32, True),
+        (b'["' + b'\\"' * 500_000 + b"[" * 99, False),
+        (b'["' + b"[" * 99 + b"\\", False),
+        (b"[]" * 99, False),
+        (b'{"a":' * 33, True),
+    ],
+)
+def test_depth_is_counted_outside_of_strings_in_one_pass(data: bytes, refused: bool) -> None:
+    try:
+        refuse_depth(data, "x")
+    except MalformedError:
+        assert refused
+    else:
+        assert not refused

@@ -142,3 +142,10 @@ def test_heads_have_one_form() -> None:
     for data in (b"", b"{}", b'{"count":-1,"sha256":null}', b'{"count":1, "sha256":null}'):
         with pytest.raises(MalformedError):
             Head.from_bytes(data, "h")
+
+
+def test_a_ledger_is_not_read_on_after_a_thousand_faults() -> None:
+    chain = read(b"x\n" * 3_000_000 + b"torn", "l")
+    assert len(chain.faults) == 1001
+    assert chain.faults[-1] == "l:1001: not read on after 1000 faults"
+    assert chain.tail == b"torn"

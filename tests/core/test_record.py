@@ -262,3 +262,17 @@ def test_a_value_outside_the_declared_range_is_no_row() -> None:
         journal = read_journal(json.dumps({"x": raw}).encode() + b"\n", [column], ["c000000"])
         assert bool(journal.rows) == good, raw
         assert bool(journal.fault_count) != good, raw
+
+
+def test_a_journal_is_not_read_on_after_ten_thousand_faults() -> None:
+    row = b'{"cell":"c000000","x":1.5}\n'
+    for faulty, read in ((9_999, True), (10_001, False)):
+        found = read_journal(b"x\n" * faulty + row, COLUMNS, ["c000000"])
+        assert bool(found.rows) is read
+        assert found.fault_count == min(faulty, 10_000)
+
+
+def test_blank_lines_are_counted_and_cost_little() -> None:
+    """Millions of them, as a few kilobytes of a capsule may declare, are passed over at once."""
+    found = read_journal(b"\n \t\r\n" * 2_000_000 + b"x\n\n", COLUMNS, ["c000000"])
+    assert found.faults == ["line 4000001: expected a JSON object, found b'x'"]
