@@ -1,22 +1,28 @@
-"""Both readers of signature files and of tokens take and refuse the same bytes, and read the same of them."""
+"""Signatures and tokens that are forged or damaged: both verifiers read, judge and order them alike."""
 
 from __future__ import annotations
 
 import base64
+import io
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import verifier
+from mutations import mend, mutate
 
 from capsule.core.errors import MalformedError
 from capsule.core.sshsig import read_signature
 from capsule.core.tokens import read_token
-from tests.golden.make import MANIFEST, unpack
+from capsule.steps.trust import trust
+from capsule.steps.verify import verify
+from tests.golden.make import MANIFEST, Members, seal, unpack
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "signed.capsule"
-MEMBERS = unpack(GOLDEN.read_bytes())
+GOLDEN = Path(__file__).parents[1] / "golden"
+SIGNERS, AUTHORITY = GOLDEN / "trust" / "signers", GOLDEN / "trust" / "ca.pem"
+SIGNED = [unpack((GOLDEN / f"{name}.capsule").read_bytes()) for name in ("signed", "amended", "token-late")]
+MEMBERS = SIGNED[0]
 SIGNATURE, TOKEN = MEMBERS[MANIFEST + ".sig"], MEMBERS[MANIFEST + ".tsr"]
 Reader = Callable[[bytes], tuple[str, ...] | None]
 
@@ -104,3 +110,42 @@ def test_readers(data: bytes, wrap: Callable[[bytes], bytes], first: Reader, sec
         assert found == second(changed), (seed, changed)
         read += found is not None
     assert 0 < read < 4000
+
+
+def forged(chance: random.Random, members: Members) -> Members:
+    """Exchange, move, copy, damage or leave out a signature, a token or a manifest, or change anything else."""
+    if chance.random() < 0.5:
+        return mutate(chance, members)
+    name = chance.choice([name for name in sorted(members) if name.endswith((".sig", ".tsr", "manifest.json"))])
+    moved = name.removesuffix(".sig") + ".3.sig" if name.endswith(".sig") else name.replace("/001/", "/002/")
+    match chance.randrange(4):
+        case 0:
+            return {other: data for other, data in members.items() if other != name}
+        case 1:
+            return {**members, name: mutated(chance, members[name])}
+        case 2:
+            return {**members, moved: members[name]}
+        case _:
+            return {**members, moved: mutated(chance, members[name])}
+
+
+@pytest.mark.parametrize("tens", range(4))
+def test_forged_signatures(tens: int) -> None:
+    """One or two changes, half of them with all else put right: the same checks, signatures, tokens and order."""
+    brought = trust(None, signers=SIGNERS, signature_of="manifest", authority=AUTHORITY)
+    also = {**verifier.NOBODY, "signers": SIGNERS.read_bytes(), "authority": AUTHORITY.read_bytes(), "checks": True}
+    for seed in range(10 * tens, 10 * tens + 10):
+        chance = random.Random(seed)
+        honest = members = chance.choice(SIGNED)
+        for _ in range(chance.choice([1, 2])):
+            members = forged(chance, members)
+        data = seal(mend(members, honest) if chance.random() < 0.5 else members)
+        first = verify(io.BytesIO(data), trust=brought).to_json()
+        second = verifier.verify(data, (), {**also, "signature_of": "manifest"})
+        failed = [check["id"] for check in first["checks"] if check["status"] == "failed"]
+        assert (first["integrity"], first["outcome"], failed) == (
+            second["integrity"], second["outcome"], second["failed"]
+        ), seed  # fmt: skip
+        for key in ("signatures", "tokens", "order"):
+            bare = [{name: value for name, value in item.items() if name != "words"} for item in first[key]]
+            assert bare == second[key], (seed, key)
