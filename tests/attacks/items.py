@@ -274,7 +274,12 @@ ITEMS = [
     Item("h7", "skippable frames", ("z4",)),
     Item("h8", "truncated frames", ("z1",)),
     Item("h9", "windows over 8 MiB", ("z5",)),
-    Item("h10", "bombs", ("z8",)),
+    Item(
+        "h10",
+        "bombs: of zeros, of frames, of lines and of values",
+        ("z8",),
+        {"attacks/test_bombs": ["test_bombs", "test_what_is_kept_is_bounded_in_all"]},
+    ),
     Item("h11", "JSON that is deep, with keys twice or giant integers", ("m1",)),
     Item(
         "h12",
