@@ -12,6 +12,7 @@ from capsule.core.ledger_checks import Checking
 from capsule.core.signing import SignatureAnswer, SignatureFound, TokenAnswer, TokenFound
 from capsule.core.sshsig import (
     ARCHIVE_NAMESPACE,
+    JUDGED_MAX,
     MANIFEST_NAMESPACE,
     SIGNATURES_MAX,
     archive_message,
@@ -42,7 +43,10 @@ class _Offered:
 def check_signature(reading: Reading) -> Checking:
     """V-08: every signature is well formed and good, and what the caller demands is signed by whom it trusts."""
     _read_tokens(reading)
-    for offered in _offered(reading):
+    every = list(_offered(reading))
+    if len(every) > JUDGED_MAX:
+        yield f"expected at most {JUDGED_MAX} signatures, found {len(every)}"
+    for offered in every[:JUDGED_MAX]:
         try:
             found = _judged(reading, offered)
         except MalformedError as error:
@@ -133,9 +137,10 @@ def _demand(reading: Reading, words: str) -> None:
 
 def _read_tokens(reading: Reading) -> None:
     """Read and check the token of every manifest; what is wrong with one is kept for V-09."""
-    for number, files in sorted(reading.evidence.generations.items()):
-        if TOKEN not in files:
-            continue
+    every = [(number, files) for number, files in sorted(reading.evidence.generations.items()) if TOKEN in files]
+    if len(every) > JUDGED_MAX:
+        reading.token_faults.append(f"expected at most {JUDGED_MAX} tokens, found {len(every)}")
+    for number, files in every[:JUDGED_MAX]:
         place = f"1-manifest/{number:03d}/{TOKEN}"
         manifest = files.get(MANIFEST, b"")
         try:

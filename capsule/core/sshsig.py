@@ -21,6 +21,8 @@ SIZE_MAX = 64 << 10
 """Bytes of a signature file; the largest honest one, of a key of 16,384 bits, has about 6,000."""
 
 SIGNATURES_MAX = 9
+JUDGED_MAX = 100
+"""Signatures, and tokens, of one capsule that are judged, since each costs a program's run."""
 KEY_TYPES = (
     "ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
     "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com",

@@ -2244,9 +2244,11 @@ def judge_token(manifest: bytes, data: bytes, authority: bytes | None) -> str:
 
 def read_tokens(known: Known) -> None:
     """The tokens of all manifests, and what is wrong with some."""
-    for number, files in sorted(known["generations"].items()):
-        if "manifest.json.tsr" not in files:
-            continue
+    stamped = [number for number, files in sorted(known["generations"].items()) if "manifest.json.tsr" in files]
+    if len(stamped) > 100:
+        known["token_faults"].append("more than 100 tokens")
+    for number in stamped[:100]:
+        files = known["generations"][number]
         manifest = files.get("manifest.json", b"")
         try:
             imprint, told = read_token(files["manifest.json.tsr"])
@@ -2277,7 +2279,10 @@ def signatures_offered(known: Known) -> Iterator[tuple[str, bytes, str, bytes | 
 def v08_signature(known: Known) -> Iterator[str]:
     read_tokens(known)
     trust = known["trust"]
-    for place, data, namespace, message, number in signatures_offered(known):
+    offered = list(signatures_offered(known))
+    if len(offered) > 100:
+        yield "more than 100 signatures"
+    for place, data, namespace, message, number in offered[:100]:
         try:
             read = read_sshsig(data, namespace)
         except Bad as bad:

@@ -15,7 +15,7 @@ from capsule.archive.readme import verify_text
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.rests import GROUNDS
-from capsule.core.signing import Demand, SignatureFound, Trust
+from capsule.core.signing import Demand, SignatureAnswer, SignatureFound, Trust
 from capsule.core.sshsig import archive_message
 from capsule.core.verdict import Check, Verdict
 from capsule.host import ssh, tsa
@@ -244,6 +244,23 @@ def test_several_signatures(home: Path, alice: Key) -> None:
     verdict = judge(with_files(sig=other, sig2=good), trust=by(alice.allowed()))
     assert (verdict.integrity, [found.answer for found in verdict.signatures]) == ("intact", ["unknown", "accepted"])
     assert judge(with_files(sig=good, sig2=b"x"), trust=by(alice.allowed())).integrity == "broken"
+
+
+def test_no_more_than_a_hundred_are_judged(alice: Key, token: bytes) -> None:
+    """S-01: each costs a program's run, so a capsule of many is broken without as many runs."""
+    signature, evidence, runs = alice.sign(MANIFEST, "capsule-manifest"), deepcopy(HONEST), []
+
+    def counted(message: bytes, data: bytes, namespace: str, at: str | None) -> SignatureAnswer:
+        runs.append(message)
+        return SignatureAnswer("unknown", "unknown to you")
+
+    for number in range(1, 102):
+        evidence.generations.setdefault(number, {}).update({"manifest.json.sig": signature, "manifest.json.tsr": token})
+    verdict = judge(sealed(evidence), trust=Trust(check_signature=counted))
+    assert verdict.integrity == "broken"
+    assert "expected at most 100 signatures, found 101" in check(verdict, "V-08").findings
+    assert "expected at most 100 tokens, found 101" in check(verdict, "V-09").findings
+    assert len(runs) == 100
 
 
 def test_a_key_is_judged_at_the_time_of_the_token(home: Path, alice: Key, token: bytes) -> None:
