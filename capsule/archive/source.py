@@ -10,7 +10,7 @@ from typing import BinaryIO, cast
 
 from capsule.core.errors import MachineError
 
-BUFFER_SIZE_MAX = 1 << 22
+BUFFER_SIZE_MAX = 1 << 21
 BUFFER_SIZE_MIN = 1 << 16
 FIND_SIZE = 1 << 20
 

@@ -29,7 +29,7 @@ from capsule.core.errors import DriftError, MachineError
 
 SPOOL_SIZE_MAX = 1 << 24
 """Bytes of the member list that stay in memory; more go to an unnamed temporary file."""
-WRITES_MAX = 4
+WRITES_MAX = 2
 """Frames that wait to be written."""
 LINES_SIZE = 1 << 20
 """Bytes of a list that are handed on at once."""
@@ -365,6 +365,7 @@ class _FrameSink:
 
 def _seal(pieces: list[bytes | memoryview], level: int, self_check: bool) -> tuple[bytes, int, bytes]:
     raw = b"".join(pieces)
+    pieces.clear()  # the work item holds them until the frame is sealed
     data = frames.compress(raw, level)
     if self_check and not _is_frame_of(data, raw):
         raise MachineError(
