@@ -28,7 +28,7 @@ from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
 from capsule.host.devices.nvml import NvmlBackend, is_installed
 from capsule.host.devices.occupancy import ECHO_SECONDS, MEMORY_TOLERANCE_BYTES, Judge, Look
 from capsule.host.killable import call
-from capsule.host.lease import lease_path, read_holder
+from capsule.host.lease import lease_path, read_holder, readmit
 from capsule.host.preflight import Refusal, inspect_devices
 from tests.host.conftest import Bench, protocol_of
 
@@ -623,8 +623,10 @@ def test_memory_that_never_comes_back_is_charged_for_the_grace_and_the_device_no
     clean = next(event for event in gpu.events(attempt.id) if event.name == "device_clean")
     assert clean.data.to_json()["clean"] is False
     reason, words = refused(gpu, machine)
-    assert (reason, f"attempt {attempt.id} of 0001-x left it so" in words) == ("device_unclean", True)
+    assert (reason, "not clean after its last attempt" in words) == ("quarantined", True)
     machine.scenario("GPU-a")
+    assert refused(gpu, machine)[0] == "quarantined", "memory that comes back later lifts nothing"
+    assert readmit(gpu.leases, "GPU-a")
     assert gpu.go(protocol_of(command=["true"])).end is not None
     assert read_holder(lease_path(gpu.leases, "GPU-a")) is None
 
