@@ -10,7 +10,7 @@ import re
 
 from capsule.core.canonical import canonical_line
 from capsule.core.digest import HEX_PATTERN
-from capsule.core.version import MAJOR, MINOR_PATTERN, is_newer
+from capsule.core.version import MAJOR, MINOR_PATTERN, refuse_other_major
 
 HEADER = "0-header.json"
 SUMS = "9-SHA256SUMS"
@@ -43,11 +43,13 @@ IDENTITY_TAG = f"{FORMAT}\n".encode()
 CONTAINER_TAG = f"capsule-container/{MAJOR}\n".encode()
 LINE_SIZE_MAX = 512
 
-_HEADER = re.compile(re.escape(HEADER_BYTES).replace(b'"', rf'{MINOR_PATTERN}"'.encode()))
+_BEFORE, _FORMAT_END, _AFTER = HEADER_BYTES.partition(f'{FORMAT}"'.encode())
+_HEADER = re.compile(
+    re.escape(_BEFORE + _FORMAT_END[:-1]) + MINOR_PATTERN.encode() + re.escape(_FORMAT_END[-1:] + _AFTER)
+)
 _FORMAT = re.compile(rb'"format":"(capsule-archive/[0-9.]+)"')
 _NAME = re.compile("|".join(f"(?:{pattern})" for pattern in NAME_PATTERNS))
-_LATER_NAME = re.compile(r"[0-9]-[A-Za-z0-9-]{1,30}(\.[a-z]{1,10})?(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
-_LATER_NAME_MAX = 100
+_LATER_NAME = re.compile(r"8-[a-z][a-z0-9-]{0,30}/[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 _MEMBER_LINE = re.compile(rf'\["([^"\\]+)",(0|[1-9][0-9]{{0,15}}),"({HEX_PATTERN})"\]\n'.encode())
 _LIBRARY_LINE = re.compile(rb'\["zstd","((?:0|[1-9][0-9]?)(?:\.(?:0|[1-9][0-9]?)){2})",([1-9]|1[0-9])\]\n')
 _FRAME_LINE = re.compile(
@@ -57,9 +59,7 @@ _FRAME_LINE = re.compile(
 
 def is_allowed(name: str, *, newer: bool = False) -> bool:
     """Whether a member may have this name, in this minor version of the format or in a newer one (C-11)."""
-    if newer and len(name) <= _LATER_NAME_MAX and _LATER_NAME.fullmatch(name):
-        return True
-    return _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None or (newer and _LATER_NAME.fullmatch(name) is not None)
 
 
 def is_newer_header(header: bytes) -> bool | None:
@@ -68,9 +68,10 @@ def is_newer_header(header: bytes) -> bool | None:
     Raises:
         MalformedError: it names another major version.
     """
-    named = _FORMAT.search(header)
-    newer = named is not None and is_newer(named[1].decode("ascii"), HEADER)
-    return newer if _HEADER.fullmatch(header) else None
+    if named := _FORMAT.search(header):
+        refuse_other_major(named[1].decode("ascii"), HEADER)
+    match = _HEADER.fullmatch(header)
+    return match[1] is not None if match else None
 
 
 def member_line(name: str, size: int, digest_hex: str) -> bytes:

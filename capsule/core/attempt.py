@@ -17,7 +17,6 @@ from capsule.core.digest import Digest, digest_of
 from capsule.core.manifest import FileDigest
 from capsule.core.schema import Model, Natural
 from capsule.core.telemetry import DeviceTelemetry, Exclusivity
-from capsule.core.version import pattern
 
 EventName = Literal[
     "opened", "manifest_adopted", "sealed", "correction",
@@ -99,7 +98,7 @@ class Charge(Model):
 class Opened(Model):
     """First event of a ledger."""
 
-    format: Annotated[str, Field(pattern=pattern("capsule.ledger"))]
+    format: Literal["capsule.ledger/1"]
     protocol: str
 
 

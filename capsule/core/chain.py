@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, ValidationError
-from pydantic.config import ExtraValues
 
 from capsule.core.attempt import DATA, Clock, Event, EventLine, EventName
 from capsule.core.canonical import COMMAS_MAX, canonical, whole_lines
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.schema import Model, first_error
-from capsule.core.version import is_newer
 
 FAULTS_MAX = 1_000
 """Faults after which a ledger is not read on."""
@@ -57,7 +55,6 @@ def read(data: bytes, where: str) -> Chain:
     """Read a ledger; a last line without newline is its torn tail, every other damage a fault."""
     chain = Chain()
     chain.tail = data[data.rfind(b"\n") + 1 :]
-    newer = False
     for number, line in enumerate(whole_lines(data)):
         place = f"{where}:{number + 1}"
         if len(chain.faults) >= FAULTS_MAX:
@@ -65,9 +62,7 @@ def read(data: bytes, where: str) -> Chain:
             break
         try:
             entry = _entry(line, place)
-            newer = newer or (entry.event == "opened" and is_newer(entry.data.get("format"), place))
-            extra: ExtraValues = "allow" if newer else "forbid"
-            parsed = DATA[entry.event].model_validate_json(json.dumps(entry.data), extra=extra)
+            parsed = DATA[entry.event].model_validate_json(json.dumps(entry.data))
             if parsed.to_json() != entry.data:
                 raise MalformedError(f"{place}: expected every field of {entry.event} written out")
         except MalformedError as error:

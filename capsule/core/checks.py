@@ -21,7 +21,7 @@ from capsule.core.ledger_checks import (
     check_ledger_chain,
     check_ledger_head,
 )
-from capsule.core.manifest import FileDigest, Manifest, cells_bytes, entry_faults, list_digest, read_sources
+from capsule.core.manifest import FileDigest, Manifest, cells_bytes, list_digest, read_sources, source_faults
 from capsule.core.plan import complaints, enumerate_cells
 from capsule.core.progress import final_rows, outcome_of, processes
 from capsule.core.record import read_journal
@@ -85,18 +85,11 @@ def check_manifest(reading: Reading) -> Checking:
         protocol_file = files.get("protocol.toml", b"")
         if FileDigest(size=len(protocol_file), sha256=digest_of(protocol_file)) != manifest.protocol_file:
             yield f"{place}/protocol.toml: expected {manifest.protocol_file.sha256}, found {digest_of(protocol_file)}"
-        elif not _says_the_same(protocol_file, f"{place}/protocol.toml", manifest):
+        elif read_protocol(protocol_file, f"{place}/protocol.toml").to_bytes() != manifest.protocol.to_bytes():
             yield f"{place}/manifest.json: its protocol is not that of protocol.toml"
     if reading.manifest is None:
         raise NotChecked("there is no manifest")
-    return f"{reading.manifest.identity}{passed_over(reading.manifest.added())}"
-
-
-def _says_the_same(file: bytes, place: str, manifest: Manifest) -> bool:
-    protocol, promised = read_protocol(file, place, newer=True), manifest.protocol
-    if promised.added():
-        protocol, promised = protocol.known(), promised.known()
-    return protocol.to_bytes() == promised.to_bytes()
+    return f"{reading.manifest.identity}"
 
 
 def _lists_agree(manifest: Manifest, files: Mapping[str, bytes], place: str) -> Iterator[str]:
@@ -184,7 +177,7 @@ def check_sources(reading: Reading) -> Checking:
                 place = f"1-manifest/{number:03d}/{name}"
                 entries = read_sources(data, place)
                 wanted |= {entry.sha256 for entry in entries if entry.kind == "file"}
-                yield from (f"{place}: {words}" for entry in entries for words in entry_faults(entry))
+                yield from (f"{place}: {words}" for words in source_faults(entries))
                 if number == _number_in_force(reading):
                     revision = name.removeprefix("sources").removesuffix(".jsonl").removeprefix("-") or None
                     reading.sources[revision] = entries
@@ -295,7 +288,7 @@ def check_results(reading: Reading) -> Checking:
     if "7-results/results.json" not in reading.evidence.members:
         raise NotChecked("the results are absent")
     packed = Results.from_bytes(reading.evidence.results, "7-results/results.json")
-    yield from agree(packed.known().to_json() | {"schema": reading.results.schema_}, reading.results.to_json())
+    yield from agree(packed.to_json(), reading.results.to_json())
     return f"{len(reading.results.estimates)} estimates and {len(reading.results.hypotheses)} decisions derived again"
 
 

@@ -20,7 +20,6 @@ from capsule.core.order import Claim, order_in_time
 from capsule.core.rests import grounds
 from capsule.core.signing import Trust
 from capsule.core.verdict import CHECKS, FINDINGS_COUNTED_MAX, FINDINGS_MAX, Check, Verdict, integrity_of
-from capsule.core.version import version_of
 
 
 def judge(evidence: Evidence, *, against: Sequence[str] = (), trust: Trust | None = None) -> Verdict:
@@ -33,7 +32,7 @@ def judge(evidence: Evidence, *, against: Sequence[str] = (), trust: Trust | Non
     ledger_sound = all(check.status == "passed" for check in checks if check.id in ("V-10", "V-11", "V-12"))
     order = order_in_time(reading, ledger_sound=ledger_sound)
     return Verdict(
-        schema_=version_of("capsule.verdict"),
+        schema_="capsule.verdict/1",
         protocol=reading.manifest.protocol.name if reading.manifest else None,
         manifest=reading.manifest.identity if reading.manifest else None,
         capsule=evidence.identity,

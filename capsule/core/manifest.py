@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
@@ -19,7 +19,9 @@ from capsule.core.paths import path_bytes, shown
 from capsule.core.plan import Cell
 from capsule.core.protocol import Protocol
 from capsule.core.schema import Model, Natural, Text, first_error
-from capsule.core.version import pattern
+
+NAME_BYTES_MAX = 255
+"""Bytes of a name that file systems take."""
 
 
 class SourceEntry(Model):
@@ -40,20 +42,42 @@ class SourceEntry(Model):
     notes: tuple[str, ...]
 
 
-def entry_faults(entry: SourceEntry) -> Iterator[str]:
-    """Yield what no honest freeze writes: a path that leads out of the tree, or a link that contradicts its target."""
-    try:
-        path = path_bytes(entry.path)
-        target = path_bytes(entry.target) if entry.target is not None else None
-    except MalformedError as error:
-        yield error.message
-        return
-    if any(part in (b"", b".", b"..") for part in path.split(b"/")) or b"\0" in path:
-        yield f"expected a path inside the tree, found {shown(entry.path)}"
-    if (target is not None, entry.mode is None) != (entry.kind == "link",) * 2:
-        yield f"{shown(entry.path)}: expected a target for a link and a mode for a file, found otherwise"
-    elif target is not None and (len(target), digest_of(target)) != (entry.size, entry.sha256):
-        yield f"{shown(entry.path)}: expected size and digest of the link's target, found others"
+def is_inside(path: bytes) -> bool:
+    """Whether a file of this path stays in the tree it is written to, and is not git's, which runs what it reads."""
+    parts = path.split(b"/")
+    named = all(part not in (b"", b".", b"..") and len(part) <= NAME_BYTES_MAX for part in parts)
+    return named and b"\0" not in path and all(part.lower() != b".git" for part in parts)
+
+
+def _folders(path: bytes) -> Iterator[bytes]:
+    at = path.find(b"/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find(b"/", at + 1)
+
+
+def source_faults(entries: Iterable[SourceEntry]) -> Iterator[str]:
+    """Yield what no honest freeze writes: paths out of the tree or through a file, links that contradict their targets.
+
+    `entries` are in byte order of their paths, so a file comes before what would lie below it.
+    """
+    files: set[bytes] = set()
+    for entry in entries:
+        try:
+            path = path_bytes(entry.path)
+            target = path_bytes(entry.target) if entry.target is not None else None
+        except MalformedError as error:
+            yield error.message
+            continue
+        if not is_inside(path):
+            yield f"expected a path inside the tree, found {shown(entry.path)}"
+        elif any(above in files for above in _folders(path)):
+            yield f"expected a path through folders, found {shown(entry.path)} below a file"
+        if (target is not None, entry.mode is None) != (entry.kind == "link",) * 2:
+            yield f"{shown(entry.path)}: expected a target for a link and a mode for a file, found otherwise"
+        elif target is not None and (len(target), digest_of(target)) != (entry.size, entry.sha256):
+            yield f"{shown(entry.path)}: expected size and digest of the link's target, found others"
+        files.add(path)
 
 
 class ListDigest(Model):
@@ -93,7 +117,7 @@ class Supersedes(Model):
 class Manifest(Model):
     """Everything that was frozen; see `docs/spec/manifest.md`."""
 
-    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.manifest"))]
+    schema_: Annotated[Literal["capsule.manifest/1"], Field(alias="schema")]
     protocol: Protocol
     protocol_file: FileDigest
     cells: ListDigest

@@ -26,7 +26,6 @@ from capsule.core.schema import (
     Scalar,
     Text,
 )
-from capsule.core.version import pattern
 
 ObservationType = Literal["float64", "float32", "float16", "int64", "uint64", "bool", "text"]
 FailureClass = Literal[
@@ -184,7 +183,7 @@ class Sources(Model):
 class Protocol(Model):
     """A whole protocol, normalised; see `docs/spec/protocol.md`."""
 
-    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.protocol"))]
+    schema_: Annotated[Literal["capsule.protocol/1"], Field(alias="schema")]
     name: Name
     title: Text
     question: Text

@@ -23,7 +23,6 @@ from capsule.core.progress import Row, counts
 from capsule.core.protocol import Estimate, Gate, Hypothesis, Protocol, milliseconds
 from capsule.core.record import number
 from capsule.core.schema import Model, Natural
-from capsule.core.version import pattern, version_of
 
 CELLS_NAMED_MAX = 20
 RELATIVE_TOLERANCE = 1e-12
@@ -106,7 +105,7 @@ class ChargeResult(Model):
 class Results(Model):
     """Everything that the records say, by the frozen rules."""
 
-    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.results"))]
+    schema_: Annotated[Literal["capsule.results/1"], Field(alias="schema")]
     manifest: Digest
     cells: dict[str, Natural]
     reasons: dict[str, Natural]
@@ -131,7 +130,7 @@ def derive(manifest: Manifest, rows: Sequence[Row], account: Account) -> Results
     ]
     hypotheses = [_hypothesis_result(protocol, hypothesis, estimates, groups) for hypothesis in protocol.hypotheses]
     return Results(
-        schema_=version_of("capsule.results"),
+        schema_="capsule.results/1",
         manifest=manifest.identity,
         cells=counts(rows),
         reasons=_reasons(rows),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Annotated, Any, Self
 
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from capsule.core.canonical import INTEGER_LIMIT, canonical, parse
 from capsule.core.errors import MalformedError
-from capsule.core.version import is_newer
+from capsule.core.version import refuse_other_major
 
 
 class Model(BaseModel):
@@ -22,11 +21,7 @@ class Model(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of this value, every field present, under the names of the format."""
-        tree = self.model_dump(mode="json", by_alias=True)
-        if self.model_extra is not None:  # read so that additions were allowed; a dump leaves them away
-            for at, value in _added(self, ()):
-                _put(tree, at, value)
-        return tree
+        return self.model_dump(mode="json", by_alias=True)
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes of this value."""
@@ -36,50 +31,19 @@ class Model(BaseModel):
     def from_bytes(cls, data: bytes, where: str) -> Self:
         """Read a value from its canonical bytes; `where` names the source in errors.
 
-        What a newer minor version added to it is kept, so that its bytes stay what they are; see `added`.
-
         Raises:
-            MalformedError: not canonical JSON, not this model, or of another major version.
+            MalformedError: not canonical JSON, not this model, or of another major version of it.
         """
         tree = parse(data, where)
-        newer = isinstance(tree, dict) and is_newer(tree.get("schema"), where)
+        if "schema_" in cls.model_fields and isinstance(tree, dict) and isinstance(tree.get("schema"), str):
+            refuse_other_major(tree["schema"], where)
         try:
-            value = cls.model_validate_json(data, by_alias=True, by_name=False, extra="allow" if newer else "forbid")
+            value = cls.model_validate_json(data, by_alias=True, by_name=False)
         except ValidationError as error:
             raise MalformedError(f"{where}: {first_error(error)}") from error
         if value.to_bytes() != data:
             raise MalformedError(f"{where}: expected every field written out, found defaults left away")
         return value
-
-    def known(self) -> Self:
-        """Return this value without what a newer minor version added."""
-        return type(self).model_validate_json(self.to_bytes(), by_alias=True, by_name=False, extra="ignore")
-
-    def added(self) -> list[str]:
-        """Return the keys that a newer minor version added, as a person reads them."""
-        return sorted(key_path(at) for at, _ in _added(self, ()))
-
-
-def _added(value: Any, at: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], Any]]:
-    """Yield place and value of every key that was added, under the names of the format."""
-    items: Iterable[tuple[int | str, Any]]
-    if isinstance(value, BaseModel):
-        yield from (((*at, key), item) for key, item in sorted((value.model_extra or {}).items()))
-        fields = type(value).model_fields
-        items = ((fields[name].alias or name, item) for name, item in value.__dict__.items())
-    elif isinstance(value, dict):
-        items = value.items()
-    else:
-        items = enumerate(value) if isinstance(value, tuple) else ()
-    for key, item in items:
-        yield from _added(item, (*at, key))
-
-
-def _put(tree: Any, at: tuple[int | str, ...], value: Any) -> None:
-    *before, last = at
-    for key in before:
-        tree = tree[key]
-    tree[last] = value
 
 
 def first_error(error: ValidationError) -> str:

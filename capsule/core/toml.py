@@ -15,13 +15,11 @@ from datetime import date, datetime, time
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.config import ExtraValues
 
 from capsule.core.errors import ProtocolError
 from capsule.core.plan import complaints
 from capsule.core.protocol import Protocol
 from capsule.core.schema import key_path
-from capsule.core.version import is_newer, version_of
 
 SIZE_BYTES_MAX = 1 << 20
 DEPTH_MAX = 16
@@ -60,15 +58,11 @@ class _Float(str):
     """The text of a TOML float, apart from a TOML string that looks the same."""
 
 
-def read_protocol(data: bytes, file: str, *, newer: bool = False) -> Protocol:
+def read_protocol(data: bytes, file: str) -> Protocol:
     """Read a protocol from the bytes of its TOML file; `file` names it in errors.
-
-    What a newer minor version added is refused, since it may ask for what this one does not do; with `newer`, for a
-    reader of what was frozen, it is passed over.
 
     Raises:
         ProtocolError: not TOML, or not a protocol that can be frozen.
-        MalformedError: of another major version.
     """
     text = _decode(data, file)
     tree = _parse(text, file)
@@ -79,15 +73,8 @@ def read_protocol(data: bytes, file: str, *, newer: bool = False) -> Protocol:
         )
     source = _Source(text, tree, file)
     converted = source.convert(tree, ())
-    schema = converted.get("schema")
-    if not newer and isinstance(schema, str) and schema != version_of("capsule.protocol"):
-        raise ProtocolError(
-            source.complaint(("schema",), f"expected {version_of('capsule.protocol')}, found {schema}"),
-            hint="a protocol of another version is frozen by the version of capsule that it was written for",
-        )
-    extra: ExtraValues = "allow" if is_newer(schema, file) else "forbid"
     try:
-        protocol = Protocol.model_validate_json(json.dumps(converted), by_alias=True, by_name=False, extra=extra)
+        protocol = Protocol.model_validate_json(json.dumps(converted), by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False)
         lines = dict.fromkeys(source.complaint(*_place_and_words(tree, item)) for item in details[:40])

@@ -15,7 +15,6 @@ from capsule.core.rests import Ground
 from capsule.core.results import HypothesisResult
 from capsule.core.schema import Model
 from capsule.core.signing import SignatureFound, TokenFound
-from capsule.core.version import pattern
 
 Integrity = Literal["broken", "incomplete", "intact"]
 OutcomeAnswer = Literal["supported", "refuted", "inconclusive", "withheld"]
@@ -64,7 +63,7 @@ class Check(Model):
 class Verdict(Model):
     """What verifying a capsule says."""
 
-    schema_: Annotated[str, Field(alias="schema", pattern=pattern("capsule.verdict"))]
+    schema_: Annotated[Literal["capsule.verdict/1"], Field(alias="schema")]
     protocol: str | None
     manifest: str | None
     capsule: str | None

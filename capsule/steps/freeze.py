@@ -30,7 +30,6 @@ from capsule.core.plan import Cell, enumerate_cells
 from capsule.core.protocol import Protocol
 from capsule.core.redact import redact, secret_values
 from capsule.core.toml import line_of, read_protocol
-from capsule.core.version import version_of
 from capsule.host import environment, launch, source, store
 from capsule.host.durable import write_durably
 from capsule.host.source import Drift
@@ -120,7 +119,7 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
     files |= {sources_name(revision): sources_bytes(entries) for revision, entries in revisions.items()}
     manifest = Manifest(
-        schema_=version_of("capsule.manifest"),
+        schema_="capsule.manifest/1",
         protocol=protocol,
         protocol_file=FileDigest(size=len(data), sha256=digest_of(data)),
         cells=list_digest(files["cells.jsonl"]),

@@ -17,7 +17,6 @@ from capsule.core.attempt import Account, ManifestAdopted, Opened
 from capsule.core.errors import BusyError, DriftError, MachineError, RefusedError
 from capsule.core.progress import counts, final_rows, remaining
 from capsule.core.protocol import reserved_ms
-from capsule.core.version import version_of
 from capsule.host import environment
 from capsule.host.clock import read_clock
 from capsule.host.lease import lease_directory
@@ -188,7 +187,7 @@ def _open_ledger(work: Work) -> None:
                 hint="a ledger is evidence and never removed; restore it with its head from a copy",
             )
         if account.protocol is None:
-            opened = Opened(format=version_of("capsule.ledger"), protocol=work.workspace.name)
+            opened = Opened(format="capsule.ledger/1", protocol=work.workspace.name)
             transaction.append("opened", None, opened, read_clock())
         for manifest in chain[len(account.manifests) :]:
             before = manifest.supersedes.manifest if manifest.supersedes else None

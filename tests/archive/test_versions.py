@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from container_forge import HEADER, MANIFEST, RESULTS, checksums, forge
 
+from capsule.archive import layout
 from capsule.archive.access import open_member
 from capsule.archive.reader import examine
 from capsule.core.errors import MalformedError
 
-LATER = ("1-manifest/000/weather.json", b"{}")
-FURTHER = ("7-results/plots/ratio.svg", b"<svg/>")
+LATER = ("8-weather/rain.json", b"{}")
+FURTHER = ("8-plots/ratio.svg", b"<svg/>")
 
 
 def container(version: bytes, *members: tuple[str, bytes]) -> bytes:
@@ -43,11 +44,32 @@ def test_this_version_has_only_its_own_members(member: tuple[str, bytes]) -> Non
     assert "C-11" in {finding.code for finding in found.findings}
 
 
-@pytest.mark.parametrize("name", ["7-results/../x", "7-results/.x", "7-results//x", "results"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "8-plots/../x",
+        "8-plots/.x",
+        "8-plots//x",
+        "8-plots",
+        "8-plots/a/b",
+        "8-README/x",
+        "8-Plots/x",
+        "7-results/x",
+        "1-manifest/001/x",
+        "plots/x",
+    ],
+)
 def test_a_newer_version_may_not_name_anything(name: str) -> None:
     """C-11: no name leads out of a folder, and none is hidden."""
     found = examine(io.BytesIO(container(b"1.1", (name, b"x"))))
     assert "C-11" in {finding.code for finding in found.findings}
+
+
+@pytest.mark.parametrize("place", range(len(HEADER[1])))
+def test_a_minor_version_stands_in_one_place_only(place: int) -> None:
+    """C-13: anywhere else it is another header."""
+    header = HEADER[1][:place] + b".1" + HEADER[1][place:]
+    assert layout.is_newer_header(header) is (True if header == HEADER[1].replace(b"ive/1", b"ive/1.1") else None)
 
 
 @pytest.mark.parametrize("version", [b"2", b"0", b"2.1", b"12"])

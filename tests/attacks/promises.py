@@ -134,6 +134,11 @@ def source_vectors() -> Iterator[Vector]:
         "hex-with-space": "hex:ff ff",
         "hex-of-dots": "hex:2e2e",
         "itself-hex": "hex:6865783a",
+        "of-git": "z/.git/config",
+        "of-git-in-capitals": "z/.Git",
+        "of-git-in-hex": "hex:7aff2f2e67697420".removesuffix("20"),
+        "below-a-file": "trial.py/x",
+        "name-too-long": "z" * 256,
     }
     for fault, path in paths.items():
         # In byte order the path of a link comes last.

@@ -55,6 +55,8 @@ TREES: dict[str, list[dict[str, object]]] = {
     "path too long": [file("/".join(["x" * 100] * 60))],
     "empty": [file("")],
     "dots": [file("."), file("..")],
+    "a repository": [file(".git/HEAD"), file(".git/config")],
+    "a repository in capitals": [file("a/.GIT/config")],
 }
 
 
@@ -70,6 +72,8 @@ def test_nothing_is_written_outside(entries: list[dict[str, object]], tmp_path: 
     assert {item.name for item in tmp_path.iterdir()} <= {"victim", "x.capsule", "out"}
     assert not Path("/tmp/victim-of-a-capsule").exists()
     assert links_outside(target) == []
+    assert not (target / ".git").exists()
+    assert not (target / "a/.GIT").exists()
 
 
 def links_outside(target: Path) -> list[str]:

@@ -25,8 +25,6 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import date, datetime, time
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -114,7 +112,7 @@ HEADER = re.compile(
     rb'\{"digest":"sha256","format":"capsule-archive/1(\.[1-9][0-9]{0,2})?","frame_size_bytes":2097152\}\n'
 )
 OTHER_MAJOR = re.compile(rb'"format":"capsule-archive/(?!1[".])[0-9.]+"')
-LATER = re.compile(r"[0-9]-[A-Za-z0-9-]{1,30}(\.[a-z]{1,10})?(/[A-Za-z0-9][A-Za-z0-9._-]*){0,3}")
+LATER = re.compile(r"8-[a-z][a-z0-9-]{0,30}/[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 LARGEST_READ, LARGEST_TABLE = 64 << 20, 1 << 30
 NAMES = re.compile(
     r"0-header\.json"
@@ -136,9 +134,7 @@ class Fault(Exception):
 
 
 def is_name(name: str, newer: bool = False) -> bool:
-    if newer and len(name) <= 100 and LATER.fullmatch(name):
-        return True
-    return NAMES.fullmatch(name) is not None
+    return NAMES.fullmatch(name) is not None or (newer and LATER.fullmatch(name) is not None)
 
 
 def measure(data: bytes, at: int) -> tuple[int, int]:
@@ -565,40 +561,10 @@ def mapping(key: Shape, shape: Shape) -> Shape:
     return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(shape, value.values()))
 
 
-newer_minor = ContextVar("newer_minor", default=False)
-"""Whether what is judged is of a newer minor version, whose objects may have further keys."""
-
-
 def record(**fields: Shape) -> Shape:
     return lambda value: (
-        isinstance(value, dict)
-        and (value.keys() == fields.keys() or (newer_minor.get() and value.keys() > fields.keys()))
-        and all(fields[key](value[key]) for key in fields)
+        isinstance(value, dict) and value.keys() == fields.keys() and all(fields[key](value[key]) for key in fields)
     )
-
-
-def version(name: str) -> Shape:
-    return like(re.escape(name) + r"/1(\.[1-9][0-9]{0,2})?")
-
-
-@contextmanager
-def reading(document: Any, key: str = "schema") -> Iterator[None]:
-    """Judge by the version that a document names."""
-    text = document.get(key) if isinstance(document, dict) else None
-    token = newer_minor.set(isinstance(text, str) and re.fullmatch(r"[a-z.]+/1\.[1-9][0-9]{0,2}", text) is not None)
-    try:
-        yield
-    finally:
-        newer_minor.reset(token)
-
-
-def common(value: Any, other: Any) -> Any:
-    """Leave away every key that the other value does not have in that place."""
-    if isinstance(value, dict) and isinstance(other, dict):
-        return {key: common(value[key], other[key]) for key in value if key in other}
-    if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
-        return [common(one, two) for one, two in zip(value, other, strict=True)]
-    return value
 
 
 def boolean(value: Any) -> bool:
@@ -646,7 +612,7 @@ FAILURES = (
 VOID = "user lost host_crash lease_lost ledger_failed never_started".split()
 
 PROTOCOL = record(
-    schema=version("capsule.protocol"),
+    schema=word("capsule.protocol/1"),
     name=NAME,
     title=TEXT,
     question=TEXT,
@@ -745,7 +711,7 @@ PROTOCOL = record(
 LIST = record(count=integer(), sha256=digest)
 FILE = record(size=integer(), sha256=digest)
 MANIFEST = record(
-    schema=version("capsule.manifest"),
+    schema=word("capsule.manifest/1"),
     protocol=PROTOCOL,
     protocol_file=FILE,
     cells=LIST,
@@ -812,7 +778,7 @@ SAMPLE = record(
 )  # fmt: skip
 END = {"outcome": OUTCOME, "evidence": string(), "charge": CHARGE, "rows": integer(), "files": mapping(string(), FILE)}
 EVENTS: dict[str, Shape] = {
-    "opened": record(format=version("capsule.ledger"), protocol=string()),
+    "opened": record(format=word("capsule.ledger/1"), protocol=string()),
     "manifest_adopted": record(manifest=digest, supersedes=maybe(digest)),
     "sealed": record(size=integer(), sha256=digest, hex=like("([0-9a-f]{2})*")),
     "correction": record(debited_ms=integer(), reason=string()),
@@ -892,10 +858,9 @@ def read_toml(data: bytes) -> dict[str, Any]:
         raise Bad("more than a megabyte")
     try:
         tree = tomllib.loads(data.decode().replace("\r\n", "\n"), parse_float=FloatText)
-        with reading(tree):
-            tree = normal(tree)
-            if not PROTOCOL(tree):
-                raise Bad("not a protocol")
+        tree = normal(tree)
+        if not PROTOCOL(tree):
+            raise Bad("not a protocol")
     except (ValueError, RecursionError) as error:
         raise Bad(f"not TOML: {error}") from error
     return tree
@@ -947,8 +912,6 @@ def free_value(value: Any, inside: bool = False) -> Any:
 
 def plain(value: Any) -> Any:
     """Refuse numbers with a fraction where none belongs, and write times as RFC 3339."""
-    if isinstance(value, FloatText) and newer_minor.get():
-        return str(value)
     if isinstance(value, FloatText):
         raise Bad(f"the number {value} where none with a fraction belongs")
     if isinstance(value, datetime) and value.tzinfo is not None:
@@ -1261,16 +1224,13 @@ def read_ledger(data: bytes) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     hashes: list[str] = []
     wrong: list[str] = []
-    opening: dict[str, Any] = {}
     for number, line in enumerate(lines):
         try:
             event = decode_json(line)
             if not EVENT(event):
                 raise Bad("not an event")
-            opening = event["data"] if event["event"] == "opened" else opening
-            with reading(opening, "format"):
-                if not EVENTS[event["event"]](event["data"]):
-                    raise Bad(f"not the data of {event['event']}")
+            if not EVENTS[event["event"]](event["data"]):
+                raise Bad(f"not the data of {event['event']}")
             if event["seq"] != number or event["prev"] != (hashes[-1] if hashes else None):
                 wrong.append(f"line {number + 1} does not follow the line before it")
             events.append(event)
@@ -2419,9 +2379,8 @@ def v03_required(known: Known) -> Iterator[str]:
 
 def read_manifest(data: bytes) -> dict[str, Any]:
     manifest = decode_json(data)
-    with reading(manifest):
-        if not MANIFEST(manifest):
-            raise Bad("not a manifest")
+    if not MANIFEST(manifest):
+        raise Bad("not a manifest")
     wrong = complaint(manifest["protocol"])
     if wrong:
         raise Bad(f"its protocol: {wrong}")
@@ -2456,11 +2415,7 @@ def v04_manifest(known: Known) -> Iterator[str]:
             wrong = complaint(protocol)
             if wrong:
                 raise Bad(f"protocol.toml: {wrong}")
-            promised = manifest["protocol"]
-            with reading(manifest):
-                if newer_minor.get():
-                    protocol, promised = common(protocol, promised), common(promised, protocol)
-            if encode_json(protocol) != encode_json(promised):
+            if encode_json(protocol) != encode_json(manifest["protocol"]):
                 yield f"the protocol of manifest {number} is not that of protocol.toml"
     need(known["manifests"], "the manifest")
 
@@ -2620,7 +2575,7 @@ def read_sources(data: bytes) -> list[dict[str, Any]]:
         if not SOURCE(entry):
             raise Bad("not a source")
         try:
-            path = bytes.fromhex(entry["path"][4:]) if entry["path"].startswith("hex:") else entry["path"].encode()
+            path = raw_path(entry["path"])
         except ValueError as error:
             raise Bad("not a path") from error
         if last is not None and path <= last:
@@ -2648,6 +2603,17 @@ def written_path(text: str) -> bytes:
     return path
 
 
+def raw_path(text: str) -> bytes:
+    return bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()
+
+
+def below_files(paths: set[bytes]) -> Iterator[str]:
+    for path in paths:
+        parts = path.split(b"/")
+        if any(b"/".join(parts[:count]) in paths for count in range(1, len(parts))):
+            yield f"{path!r} lies below a file"
+
+
 def source_faults(entry: dict[str, Any]) -> Iterator[str]:
     """What no honest freeze writes."""
     try:
@@ -2656,7 +2622,8 @@ def source_faults(entry: dict[str, Any]) -> Iterator[str]:
     except Bad as bad:
         yield str(bad)
         return
-    if {b"", b".", b".."} & {*path.split(b"/")} or 0 in path:
+    parts = path.split(b"/")
+    if {b"", b".", b"..", b".git"} & {part.lower() for part in parts} or max(map(len, parts)) > 255 or 0 in path:
         yield f"{entry['path']!r} is no path inside the tree"
     if target is not None and {"size": len(target), "sha256": sha(target)} != {k: entry[k] for k in ("size", "sha256")}:
         yield f"{entry['path']!r} is a link with the digest of something else than its target"
@@ -2672,6 +2639,7 @@ def v15_sources(known: Known) -> Iterator[str]:
                 frozen |= {entry["sha256"] for entry in entries if entry["kind"] == "file"}
                 for entry in entries:
                     yield from source_faults(entry)
+                yield from below_files({raw_path(entry["path"]) for entry in entries})
                 if number == known["number"]:
                     known["sources"][name] = entries
     present = {"sha256:" + name[10:] for name in known["members"] if name.startswith("5-sources/")}
@@ -2782,9 +2750,6 @@ def v18_results(known: Known) -> Iterator[str]:
     known["results"] = derive(known, final_rows(known))
     need("7-results/results.json" in known["members"], "the results")
     packed = decode_json(known["members"]["7-results/results.json"][2])
-    with reading(packed):
-        if newer_minor.get():
-            packed = common(packed, known["results"]) | {"schema": known["results"]["schema"]}
     yield from differences(packed, known["results"])
 
 

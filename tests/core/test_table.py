@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import History, protocol
 
-from capsule.core.protocol import RESERVED_COLUMNS
+from capsule.core.protocol_checks import RESERVED_COLUMNS
 from capsule.core.table import FIXED_COLUMNS, table_columns, table_rows
 
 
