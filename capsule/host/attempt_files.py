@@ -39,7 +39,8 @@ SECRET_NAMES = "CAPSULE_SECRETS"
 BLOCK_BYTES = 1 << 18
 RECORD_BYTES_MAX = 64 * 2**20
 """A longer file of records could not be read from a capsule."""
-SECRETS_BYTES_MAX = 16 * 2**20
+SECRETS_BYTES_MAX = 2**20
+SECRETS_MAX = 256
 
 _NUMBER = re.compile(r"-?[0-9]{1,20}|NaN(?::[0-9a-f]{1,16})?|-?Infinity|-0")
 _LISTED = re.compile(rb'\{"file":"[a-z.]{1,40}","kind":"[a-z_]{1,40}","length":[0-9]{1,16},"offset":[0-9]{1,16}\}\n')
@@ -89,10 +90,13 @@ def keep_secrets(attempt_dir: Path, values: Iterable[bytes]) -> None:
 
 
 def kept_secrets(attempt_dir: Path) -> list[bytes]:
-    """Return the values kept beside an attempt; none where there are none, or where a trial spoilt them."""
+    """Return the values kept beside an attempt; none where there are none, or where a trial spoilt them.
+
+    A trial may write there, and each value is searched for: no more are taken than an environment has.
+    """
     try:
         kept = json.loads(read_regular(attempt_dir / SECRETS, SECRETS_BYTES_MAX) or b"[]")
-        return [bytes.fromhex(value) for value in kept]
+        return [bytes.fromhex(value) for value in kept[:SECRETS_MAX]]
     except (OSError, TypeError, ValueError, RecursionError):
         return []
 
@@ -117,26 +121,23 @@ def redact_records(attempt_dir: Path, secrets: Sequence[bytes], observations: Se
     """Redact journal and telemetry, before anything is judged by them; a second call changes nothing.
 
     Texts and names of fields are redacted, never numbers, nor the names that the protocol declares: these are public.
-    `secrets` are those of this process; those kept beside the attempt are added.
     """
-    everything = [*secrets, *kept_secrets(attempt_dir)]
-    _redact(attempt_dir, "journal.jsonl", everything, _journal(observations))
-    _redact(attempt_dir, "telemetry.jsonl", everything, _TELEMETRY)
+    _redact(attempt_dir, "journal.jsonl", secrets, _journal(observations))
+    _redact(attempt_dir, "telemetry.jsonl", secrets, _TELEMETRY)
 
 
 def finish_files(
     attempt_dir: Path, output_bytes_max: int, secrets: Sequence[bytes], observations: Sequence[Observation] = ()
 ) -> dict[str, FileDigest]:
     """Finish, redact, sync and hash what is there and a regular file; a second call finds the same."""
-    everything = [*secrets, *kept_secrets(attempt_dir)]
     redact_records(attempt_dir, secrets, observations)
     for name in OUTPUTS:
         if _is_usable(attempt_dir / name):
             _clear_segments(attempt_dir, name)
-            assemble(attempt_dir / name, output_bytes_max, everything)
-            _redact(attempt_dir, name, everything, None)
+            assemble(attempt_dir / name, output_bytes_max, secrets)
+            _redact(attempt_dir, name, secrets, None)
     for name, public in _OTHERS.items():
-        _redact(attempt_dir, name, everything, public)
+        _redact(attempt_dir, name, secrets, public)
     if _is_usable(attempt_dir / REDACTIONS):
         _drop_unlisted(attempt_dir / REDACTIONS)
     digests = {name: _digest(attempt_dir / name) for name in FILES}

@@ -284,7 +284,7 @@ def test_secrets_are_kept_for_whoever_ends_the_attempt_and_then_forgotten(tmp_pa
     assert stat.S_IMODE((tmp_path / SECRETS).stat().st_mode) == 0o600
     (tmp_path / "stdout").write_text(f"a {SECRET}\n")
     journal(tmp_path, {"words": SECRET})
-    files = finish(tmp_path, [])
+    files = finish_files(tmp_path, LIMIT, kept_secrets(tmp_path), COLUMNS)
     assert SECRETS not in files
     assert (tmp_path / "stdout").read_text() == "a [redacted]\n"
     assert json.loads((tmp_path / "journal.jsonl").read_text()) == {"words": "[redacted]"}
@@ -292,6 +292,16 @@ def test_secrets_are_kept_for_whoever_ends_the_attempt_and_then_forgotten(tmp_pa
     forget_secrets(tmp_path)
     forget_secrets(tmp_path)
     assert not list(tmp_path.glob(f"*{SECRETS}*"))
+
+
+def test_secrets_that_a_trial_made_up_hold_nobody_up(tmp_path: Path) -> None:
+    """Whoever has the secrets looks for no others; whoever does not takes a few of those that are there."""
+    made_up = [b"%08d" % number for number in range(20_000)]
+    keep_secrets(tmp_path, made_up)
+    assert len(kept_secrets(tmp_path)) <= 256
+    (tmp_path / "stdout").write_bytes(made_up[0])
+    finish(tmp_path, [SECRET])
+    assert (tmp_path / "stdout").read_bytes() == made_up[0]
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"[1]", b"{}", b'["zz"]', b"[" * 100_000, b"\xff", b"7"])
