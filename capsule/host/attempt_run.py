@@ -36,6 +36,8 @@ LOOK_MS = 1_000
 """How often the tree is counted and recorded."""
 WATCHDOG_MS = 3_000
 """How long a watchdog whose trial has ended may take to say so and to end."""
+UNKILLABLE_MS = 30_000
+"""How long after its kill a process is one that cannot be killed: a large context on a device takes seconds to end."""
 
 
 class Seen(NamedTuple):
@@ -73,6 +75,7 @@ class AttemptRun:
         self._alarm: Cause | None = None
         self._shared: set[str] = set()
         self._kill_at_ms = 0
+        self._barred = False
         self._beat_at_ms = 0
         self._look_at_ms = 0
         self._heartbeat_at_ms = 0
@@ -98,6 +101,18 @@ class AttemptRun:
                 self.tree.kill()
             self._turn(10)
         self._dismiss_watchdog()
+
+    def _kill(self) -> None:
+        """Kill what is left of the tree; a device that something holds which cannot be killed waits for a person."""
+        self.tree.kill()
+        now = self.clock()
+        if self._barred or now.boottime_ms < self._kill_at_ms + UNKILLABLE_MS or self.order.reserved.unit == "cpu":
+            return
+        if tree := self.tree.live():
+            self._barred = True
+            words = f"pid {tree[0].pid} of its last attempt could not be killed for {UNKILLABLE_MS / 1000:g} s"
+            for device in self.order.reserved.devices:
+                self.book.quarantine(device, words, now)
 
     # The trial.
 
@@ -189,7 +204,7 @@ class AttemptRun:
                     return self._unknown_exit()
                 continue
             if self.cause is not None and (self.signals.now or now.boottime_ms >= self._kill_at_ms):
-                self.tree.kill()
+                self._kill()
                 if now.boottime_ms >= self._kill_at_ms + WATCHDOG_MS and not self.tree.live():
                     watchdog.kill()
                 self._turn(TURN_MS)
@@ -280,7 +295,7 @@ class AttemptRun:
             if ending:
                 killed |= {(item.pid, item.start_ticks) for item in tree}
                 if self.signals.now or now.boottime_ms >= self._kill_at_ms:
-                    self.tree.kill()
+                    self._kill()
             self._turn(10)
         self.book.append(
             "tree_empty", TreeEmpty(killed=len(killed), level="cgroup" if self.tree.cgroup else "subreaper")

@@ -477,16 +477,17 @@ def test_a_kill_by_the_host_needs_the_kernels_word_for_it(gpu: Bench, tmp_path: 
 # D7, D8: trees that do not end, and trees that grow.
 
 UNKILLABLE = """
-from capsule.host import attempt_tree, process, watchdog
+from capsule.host import attempt_run, attempt_tree, process, watchdog
 real, until = process.send, time.monotonic() + 4
 def send(item, number):
     return time.monotonic() >= until and real(item, number)
 process.send = attempt_tree.send = watchdog.send = send
 attempt_tree.cgroup.create = lambda name: None
+attempt_run.UNKILLABLE_MS = 1_000
 """
 
 
-def test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_keeps_the_device(
+def test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_bars_the_device(
     gpu: Bench, machine: Machine
 ) -> None:
     """A process that hangs in the kernel is stood in for by one that no signal is delivered to for some seconds."""
@@ -504,7 +505,8 @@ def test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_ke
     assert end(attempt).charge.debited_ms >= observer.used_ms() > 2_500
     assert end(attempt).overrun_ms == end(attempt).charge.debited_ms - 1_700 > 0
     assert "heartbeat" in gpu.names(order.attempt)
-    assert end(run(gpu, wanted)).outcome == "wall_limit"
+    reason, words = refused(gpu, wanted)
+    assert (reason, "could not be killed for 1 s" in words) == ("quarantined", True)
 
 
 STORM = USE + "for _ in range(150):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)\n"

@@ -316,10 +316,10 @@ TABLE = [
     Row(
         "D7",
         "a process that cannot be killed",
-        "charged for as long as it lives, what is beyond the reservation as `overrun_ms`; its device stays leased",
+        "charged for as long as it lives, `overrun_ms` says beyond what; its device stays leased, then quarantined",
         {
             "host/test_fault_devices": [
-                "test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_keeps_the_device"
+                "test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_bars_the_device"
             ]
         },
     ),
