@@ -17,7 +17,7 @@ DEMO := build/demo
 PROTOCOL := protocols/0001-prefix-shared-gradients.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo conformance test test-gpu test-slurm test-exports fuzz lint types check bench clean
+.PHONY: help install demo conformance test test-slow test-gpu test-slurm test-exports fuzz lint types check bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -46,6 +46,9 @@ demo: $(INSTALLED) ## freeze, run, pack, verify and replay a real small experime
 
 test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest -n 2
+
+test-slow: $(INSTALLED) ## run the tests that crash, kill and fail everything at every state
+	$(BIN)/python -m pytest -n 2 -m slow
 
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA device
 	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/gpu

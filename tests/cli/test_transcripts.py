@@ -33,7 +33,8 @@ def test_transcript(name: str, tmp_path: Path) -> None:
     )
     if name == "whole-way":
         (tmp_path / ".capsule").rmdir()
-    environment = {**os.environ, "COLUMNS": "200"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "COLUMNS": "200", "PATH": path}
     for command, expected in steps(FOLDER / f"{name}.txt"):
         line = re.sub(r"^capsule ", f"{sys.executable} -m capsule ", command)
         said = subprocess.run(

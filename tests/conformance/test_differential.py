@@ -31,6 +31,8 @@ from capsule.core.table import TELEMETRY_COLUMNS
 from capsule.steps.verify import verify
 from tests.golden.make import MANIFEST, Members, rechain, row_removed, seal, unpack
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 HONEST = ("supported", "refuted", "budget-ended")
 Answer = tuple[str, str, list[str]]

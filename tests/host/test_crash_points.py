@@ -22,6 +22,8 @@ from tests.host.crashes import (
     order_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Nursery]:

@@ -34,6 +34,8 @@ from tests.host.crashes import (
     settle,
 )
 
+pytestmark = pytest.mark.slow
+
 ERRORS = ("ENOSPC", "EIO", "EROFS")
 NOTED = """
 from capsule.host import durable

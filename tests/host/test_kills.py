@@ -33,6 +33,8 @@ from tests.host.crashes import (
     settle,
 )
 
+pytestmark = pytest.mark.slow
+
 ROLES = ("cli", "supervisor", "watchdog", "sampler", "trial")
 SUBSETS = [victims for size in range(1, 6) for victims in itertools.combinations(ROLES, size)]
 

@@ -23,6 +23,8 @@ from tests.host.crashes import LONG
 from tests.host.crashes import chance as chance_of
 from tests.study import make_study
 
+pytestmark = pytest.mark.slow
+
 TRIAL = """\
 import time
 def measure(cell):

@@ -6,6 +6,7 @@ import http.server
 import json
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_the_whole_signed_way(capsule: Capsule, signed: Path, keys: Path) -> Non
         "timestamp",
     ]
     piped = subprocess.run(
-        ["python", "-m", "capsule", "verify", "-", *options, "--signature", f"{file}.sig", "--json"],
+        [sys.executable, "-m", "capsule", "verify", "-", *options, "--signature", f"{file}.sig", "--json"],
         stdin=file.open("rb"), capture_output=True, check=True,
     )  # fmt: skip
     assert {**json.loads(piped.stdout), "signatures": []} == {**found, "signatures": []}
@@ -156,7 +157,7 @@ def test_keys_that_cannot_sign(capsule: Capsule, frozen: Path, tmp_path: Path, m
         said = capsule("sign", frozen, *options)
         assert (said.code, words in said.err) == (code, True), said
     locked = subprocess.run(
-        ["python", "-m", "capsule", "sign", frozen, "--key", tmp_path / "locked"], stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "capsule", "sign", frozen, "--key", tmp_path / "locked"], stdin=subprocess.DEVNULL,
         capture_output=True, text=True, start_new_session=True, check=False,
     )  # fmt: skip
     assert locked.returncode == 5
