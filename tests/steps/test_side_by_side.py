@@ -32,6 +32,8 @@ from tests.steps.machine import (
     start,
 )
 
+pytestmark = pytest.mark.slow
+
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TRIAL
 
 
