@@ -51,7 +51,7 @@ class TableCheck:
         self._named = False
         self._frames_next = 0
         self.container = hashlib.sha256(layout.CONTAINER_TAG)
-        self.library: tuple[str, int] | None = None
+        self.encoder: tuple[str, int] | None = None
 
     def feed(self, data: bytes | memoryview) -> Iterator[Finding]:
         """Yield what is wrong with the lines that end within `data`."""
@@ -64,7 +64,7 @@ class TableCheck:
         """Yield what is wrong with the table as a whole."""
         for line in self._splitter.finish():
             yield from self._line(line)
-        if self.library is None:
+        if self.encoder is None:
             yield from self._end_of_members()
             yield self._finding("C-16", "expected the line of the library, found none")
         if self._frames_next != self._frame_count:
@@ -74,18 +74,18 @@ class TableCheck:
         """Take many lines at once where each is that of the next member, as nearly always."""
         stop = self._next + len(lines)
         expected = self._members.hashes[self._next : stop]
-        if self.library is not None or self._unmatched or array("q", map(hash, lines)) != expected:
+        if self.encoder is not None or self._unmatched or array("q", map(hash, lines)) != expected:
             return False
         self._identity.update(b"".join(lines))
         self._next = stop
         return True
 
     def _line(self, line: bytes) -> Iterator[Finding]:
-        if self.library is not None:
+        if self.encoder is not None:
             yield from self._frame_line(line)
         elif (library := layout.parse_library_line(line)) is not None:
             yield from self._end_of_members()
-            self.library = library
+            self.encoder = library
             self.container.update(line)
         else:
             yield from self._member_line(line)

@@ -328,13 +328,13 @@ class _Walk:
 
     def _seal(self) -> Sealed:
         assert self._check is not None
-        assert self._check.library is not None
+        assert self._check.encoder is not None
         return Sealed(
             PREFIX + self._members.identity.digest().hex(),
             PREFIX + self._check.container.hexdigest(),
             self._source.offset,
             len(self._members),
-            *self._check.library,
+            *self._check.encoder,
         )
 
     def _placed(self, finding: Finding) -> Finding:

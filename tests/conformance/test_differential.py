@@ -414,14 +414,11 @@ FORGED: dict[str, Forgery] = {
     "row of samples": (lambda: table_of_samples(lambda rows: rows.pop()), ONLY),
     "cell of samples": (lambda: table_of_samples(lambda rows: rows[0].update(own="9")), ONLY),
     "no table of samples": (lambda: {**sampled(), SAMPLES: b"garbage"}, ONLY),
-    "in time": (lambda: budget_with(b"not_after = 2036-11-30T20:02:06.978+01:00"), []),
-}
-OPEN: dict[str, Forgery] = {
     "module is no text": (modules_that_are_no_text, ["V-16"]),
     "completed with no status": (lambda: events_with("exit", wait_status=None, exit_code=None), ["V-17"]),
-    "no such day": (lambda: events_with("reserved", realtime="2026-02-30T00:00:00.000Z"), ["V-10"]),
+    "no such day": (lambda: events_with("reserved", realtime="2026-02-30T00:00:00.000Z"), ["V-10", "V-12", "V-14"]),
+    "in time": (lambda: budget_with(b"not_after = 2036-11-30T20:02:06.978+01:00"), []),
 }
-"""The second verifier finds these and the product does not yet. Each is to become one of those above."""
 
 
 def by_signal(number: int) -> dict[str, Any]:
@@ -433,20 +430,6 @@ def test_forgeries(forge: Callable[[], Members], failed: list[str]) -> None:
     data = seal(forge())
     assert second(data)[2] == failed
     assert product(data) == second(data)
-
-
-@pytest.mark.parametrize(("forge", "failed"), OPEN.values(), ids=OPEN)
-def test_open_forgeries(forge: Callable[[], Members], failed: list[str]) -> None:
-    data = seal(forge())
-    answer = second(data)
-    assert answer[0] == "broken"
-    assert answer[2][: len(failed)] == failed
-    try:
-        found = product(data)
-    except (TypeError, ValueError) as error:
-        pytest.xfail(f"open: {error}")
-    if found != answer:
-        pytest.xfail("open: the product does not find this yet")
 
 
 def test_a_table_of_samples_needs_samples() -> None:
