@@ -60,10 +60,10 @@ def _operate() -> None:
             raise OSError(_fail["error"], os.strerror(_fail["error"]))
 
 
-def create(path: Path, flags: int) -> int:
+def create(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open a file that may be made thereby; returns its descriptor, which no program that is executed inherits."""
     _operate()
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
 def write(descriptor: int, data: bytes) -> None:
@@ -99,10 +99,28 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Put a file in its place whole or not at all, durably; of several at once, one wins."""
+def _linked(temporary: Path, path: Path) -> bool:
+    """Give a file its name, never another's; False where the file system has no links and nothing has the name yet."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if os.path.lexists(path) or error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return False
+    temporary.unlink()
+    return True
+
+
+def write_durably(path: Path, data: bytes, *, mode: int = 0o644, over: bool = True) -> None:
+    """Put a file in its place whole or not at all, durably; of several at once, one wins.
+
+    Raises:
+        FileExistsError: something is there, and nothing may be written `over` it.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = create(temporary, os.O_WRONLY | os.O_EXCL)
+    descriptor = create(temporary, os.O_WRONLY | os.O_EXCL, mode)
     try:
         try:
             write(descriptor, data)
@@ -110,11 +128,21 @@ def write_durably(path: Path, data: bytes) -> None:
         finally:
             os.close(descriptor)
         _operate()
-        temporary.replace(path)
+        if over or not _linked(temporary, path):
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that a person named: whole or not at all, but into a device or pipe that is there."""
+    place = path.resolve()
+    if place.exists() and not place.is_file():
+        place.write_bytes(data)
+    else:
+        write_durably(place, data)
 
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EACCES)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from capsule.core.errors import BrokenError, CapsuleError, IncompleteError, MachineError, RefusedError, UsageError
 from capsule.core.verdict import Verdict
+from capsule.host.durable import write_durably
 from capsule.host.openssl import signing_key
 from capsule.steps.exports import bagit, intoto, mlflow, rocrate
 from capsule.steps.exports.folder import Folder, fresh
@@ -69,8 +70,7 @@ def export(path: Path, form: str, output: Path, *, force: bool = False, key: Pat
     if signer is not None:
         data = intoto.envelope(data, signer)
     try:
-        with output.open("xb") as file:
-            file.write(data + b"\n")
+        write_durably(output, data + b"\n", over=False)
     except OSError as error:
         raise MachineError(f"cannot write {output}: {error.strerror}") from error
     return Exported(form, output, 1, found.verdict, signer.identity if signer else None)

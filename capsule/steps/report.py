@@ -16,6 +16,7 @@ from capsule.core.page import page
 from capsule.core.results import EstimateResult, Results
 from capsule.core.telemetry import DeviceTelemetry
 from capsule.core.verdict import Verdict
+from capsule.host.durable import write_output
 from capsule.steps.figures import charge_figures, estimate_figures, telemetry_figures
 from capsule.steps.judged import judged
 from capsule.steps.limits import HEAD, gate_rows
@@ -66,7 +67,7 @@ def write_report(path: Path, output: Path) -> Form:
     form = form_of(output)
     text = report(path, form)
     try:
-        output.write_text(text, encoding="utf-8")
+        write_output(output, text.encode())
     except OSError as error:
         raise MachineError(f"cannot write {output}: {error.strerror}") from error
     return form

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from capsule.core.sshsig import (
     signature_name,
 )
 from capsule.host import ssh
-from capsule.host.durable import sync, sync_directory
+from capsule.host.durable import write_durably
 from capsule.host.ledger import Ledger
 from capsule.host.workspace import find_workspace
 from capsule.steps.verify import MAGIC, open_capsule, verify
@@ -106,11 +105,6 @@ def _identity(file: Path) -> str:
 def _write(path: Path, data: bytes) -> None:
     """Write a signature as a read-only file, never over another one."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            sync(file.fileno())
-        sync_directory(path.parent)
+        write_durably(path, data, mode=0o444, over=False)
     except OSError as error:
         raise MachineError(f"cannot write {path}: {error.strerror}") from error

@@ -9,7 +9,7 @@ from capsule.core.digest import hex_of
 from capsule.core.errors import BrokenError, FrozenError, MachineError, UsageError
 from capsule.core.tokens import SIZE_MAX, Token, as_reply, read_token
 from capsule.host import tsa
-from capsule.host.durable import read_regular, write_durably
+from capsule.host.durable import read_regular, write_durably, write_output
 from capsule.host.workspace import Generation, find_workspace
 
 TOKEN = "manifest.json.tsr"
@@ -58,7 +58,7 @@ def timestamp(
 
 def _query(identity: str, path: Path) -> Stamped:
     try:
-        path.write_bytes(tsa.query(hex_of(identity)))
+        write_output(path, tsa.query(hex_of(identity)))
     except OSError as error:
         raise MachineError(f"cannot write {path}: {error.strerror}") from error
     return Stamped(identity, path, None, True)
@@ -85,8 +85,7 @@ def _store(generation: Generation, data: bytes, where: str) -> Stamped:
         )
     if there is None:
         try:
-            write_durably(path, data)
-            path.chmod(0o444)
+            write_durably(path, data, mode=0o444)
         except OSError as error:
             raise MachineError(f"cannot write {path}: {error.strerror}") from error
     return Stamped(identity, path, found, there is None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,11 @@ from typing import Any
 
 import pytest
 
+from capsule.core.errors import MachineError
+from capsule.steps.export import export
+from capsule.steps.report import write_report
+from capsule.steps.sign import sign
+from capsule.steps.timestamp import timestamp
 from tests.conftest import Capsule, Said
 from tests.signatures import Authority, Key, call
 from tests.study import make_study
@@ -302,3 +309,29 @@ def test_what_verify_is_given(capsule: Capsule, signed: Path, keys: Path, tmp_pa
     ):
         said = capsule("verify", file, *options)
         assert (said.code, words in said.err) == (2, True), said
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(signed: Path, keys: Path, tmp_path: Path, frozen: Path) -> None:
+    """Half a signature beside a manifest would make an honest capsule a broken one."""
+    file = copied(signed, tmp_path, signature=False)
+
+    def half(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def there() -> dict[Path, int]:
+        return {path: path.stat().st_size for path in tmp_path.rglob("*") if path.suffix != ".lock"}
+
+    before = there()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("capsule.host.durable.write", half)
+        for refused in (
+            lambda: sign(frozen, keys / "alice"),
+            lambda: sign(file, keys / "alice"),
+            lambda: timestamp(frozen, query=tmp_path / "query"),
+            lambda: export(file, "in-toto", tmp_path / "statement.json"),
+            lambda: write_report(file, tmp_path / "report.html"),
+        ):
+            with pytest.raises(MachineError, match="No space left"):
+                refused()
+    assert there() == before
