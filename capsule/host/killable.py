@@ -47,6 +47,7 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
     until = time.monotonic() + seconds
     _reap_left()
     reader, writer = _pipe()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child's pid is known
     try:
         try:
             pid = fork_helper(lambda: _write(writer, _answer(work)), keep=[writer], dies_with_parent=True, silent=True)
@@ -55,12 +56,14 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
         finally:
             os.close(writer)
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
             data, in_time = _read(reader, until)
         except BaseException:
             _end(pid)
             raise
     finally:
         os.close(reader)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if not in_time:
         _end(pid)
         raise MachineError(f"the driver did not answer within {seconds:g} s", hint=HINT)

@@ -36,7 +36,8 @@ SECRET_CONTENT_BYTES_MAX = 64 * 2**10
 """Files above this size are judged by their name only."""
 
 _OWN_OUTPUT = re.compile(
-    rb"(?:^|/)(?:\.git(?:/|\Z)|(?:\.capsule|__pycache__|[^/]*\.frozen)/|[^/]*\.capsule(?:(?:\.[2-9])?\.sig|\.[0-9a-f]{16}\.part)?\Z)"
+    rb"(?:^|/)(?:\.git(?:/|\Z)|(?:\.capsule|__pycache__|[^/]*\.frozen)/"
+    rb"|[^/]*\.capsule(?:(?:\.[2-9])?\.sig(?:\.[0-9a-f]{16}\.tmp)?|\.[0-9a-f]{16}\.part)?\Z)"
 )
 _LFS = b"version https://git-lfs.github.com/spec/v1\n"
 _LFS_BYTES_MAX = 1024
