@@ -98,7 +98,8 @@ def test_own_outputs_and_caches_are_out_of_scope(tmp_path: Path) -> None:
     outside = [
         ".capsule/objects/aa/bb", "sub/.capsule/x", "p.frozen/001/manifest.json", "protocols/p.frozen/001/cells.jsonl",
         "p.capsule", "sub/p.capsule", "p.capsule.sig", "p.capsule.2.sig",
-        "p.capsule.sig.0123456789abcdef.tmp", "p.capsule.0123456789abcdef.part", ".git/HEAD", "sub/.git", "__pycache__/a.cpython-311.pyc",
+        "p.capsule.sig.0123456789abcdef.tmp", "p.capsule.0123456789abcdef.part",
+        ".git/HEAD", "sub/.git", "__pycache__/a.cpython-311.pyc",
         "sub/__pycache__/b.pyc",
     ]  # fmt: skip
     write(tmp_path, dict.fromkeys(inside + outside, "x"))
