@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,3 +62,16 @@ class Signals:
 
 def void(value: object) -> None:
     """Take a value and do nothing with it."""
+
+
+def received(channel: socket.socket, bytes_max: int) -> Iterator[bytes]:
+    """Yield the messages that wait in a channel; at last an empty one if its other end is gone."""
+    data = b"?"
+    while data:
+        try:
+            data = channel.recv(bytes_max)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        yield data

@@ -22,7 +22,7 @@ from capsule.host.devices.base import Baseline
 from capsule.host.forks import fork_helper
 from capsule.host.killable import call
 from capsule.host.lease import Holder
-from capsule.host.loop import Loop, void
+from capsule.host.loop import Loop, received, void
 from capsule.host.preflight import Refusal, baseline_of, inspect_devices
 from capsule.host.process import descendants
 
@@ -152,13 +152,7 @@ class Sampler:
             self._loop.forget(self._channel.fileno())
 
     def _listen(self) -> None:
-        while not self.gone:
-            try:
-                data = self._channel.recv(MESSAGE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
+        for data in received(self._channel, MESSAGE_BYTES) if not self.gone else ():
             if not data:
                 self._lose()
                 return

@@ -20,7 +20,7 @@ from capsule.host.cgroup import Cgroup
 from capsule.host.child import Child, Usage, collect
 from capsule.host.clock import ClockSource
 from capsule.host.forks import fork_helper
-from capsule.host.loop import Loop, Signals
+from capsule.host.loop import Loop, Signals, received
 from capsule.host.output import CappedOutput
 from capsule.host.process import become_subreaper, descendants, end_tree, read_stat, send
 from capsule.host.traces import NOTE, Note, leave
@@ -94,13 +94,7 @@ class Watchdog:
             os.kill(self.pid, signal.SIGKILL)
 
     def _take(self) -> None:
-        while not self.closed:
-            try:
-                data = self._channel.recv(MESSAGE_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
+        for data in received(self._channel, MESSAGE_BYTES) if not self.closed else ():
             if not data:
                 self.closed = True
                 self._loop.forget(self._channel.fileno())

@@ -32,7 +32,7 @@ from capsule.host.preflight import TREE
 from capsule.host.process import Stat, descendants, end_tree, read_stat, with_environment
 from capsule.host.reconcile import Finding, reconcile
 from capsule.host.traces import read_traces
-from tests.host.conftest import Bench, eventually, protocol_of
+from tests.host.conftest import DAEMONIZE, Bench, eventually, protocol_of
 
 SEED = os.environ.get("CAPSULE_TEST_SEED", "1")
 """Chooses the cases of a run; every failure names it."""
@@ -70,20 +70,7 @@ KINDS = {
     "ordinary": START + "time.sleep(0.1)\n" + RECORD,
     "long": START + "time.sleep(1)\n" + RECORD,
     "wall": START + "time.sleep(60)\n",
-    "daemon": START
-    + RECORD
-    + """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        use()
-        os.closerange(0, 3)
-        time.sleep(60)
-    os._exit(0)
-time.sleep(0.1)
-""",
+    "daemon": START + RECORD + DAEMONIZE + "time.sleep(0.1)\n",
 }
 LIMITS = {"ordinary": "20", "long": "20", "wall": "0.25", "daemon": "20"}
 

@@ -38,7 +38,7 @@ from capsule.host import launch
 from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
 from capsule.host.lease import lease_path, quarantined, read_holder, readmit
 from capsule.host.reconcile import reconcile
-from tests.host.conftest import MANIFEST, Bench, eventually, protocol_of
+from tests.host.conftest import DAEMONIZE, MANIFEST, Bench, eventually, protocol_of
 from tests.host.test_devices import Machine
 
 GPU = "GPU-a"
@@ -281,21 +281,7 @@ def test_where_nobody_can_say_what_a_trial_sees_it_runs(gpu: Bench, machine: Mac
 
 # B3, B4: what a trial leaves on its device.
 
-DAEMON = (
-    QUICK
-    + """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        use()
-        os.closerange(0, 3)
-        time.sleep(60)
-    os._exit(0)
-time.sleep(0.2)
-"""
-)
+DAEMON = QUICK + DAEMONIZE + "time.sleep(0.2)\n"
 
 
 def test_a_grandchild_that_keeps_the_device_is_charged_until_it_is_gone(gpu: Bench, machine: Machine) -> None:

@@ -16,13 +16,13 @@ from capsule.host.slurm.answers import Row
 from capsule.host.slurm.commands import jobs_named
 from capsule.host.slurm.job import accounting, known_engine
 from capsule.host.slurm.settle import ACCOUNTED
+from tests.host.conftest import eventually
 from tests.slurm.cluster import Cluster
 from tests.steps.machine import (
     TRIAL,
     at_once_at_most,
     check_no_device_twice,
     events_of,
-    eventually,
     make_devices,
     make_gpu_study,
     named,

@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +53,6 @@ def start(*arguments: str | Path, prefix: tuple[str, ...] = ()) -> subprocess.Po
     """Start a command as a process of its own."""
     command = [*prefix, sys.executable, "-m", "capsule", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def eventually(check: Callable[[], Any], seconds: float = 30) -> Any:
-    """Return the first true value of `check`, asked again and again."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        value = check()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not true within {seconds} s: {check}")
 
 
 def events_of(protocol: Path) -> list[dict[str, Any]]:

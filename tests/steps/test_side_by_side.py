@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Capsule
+from tests.host.conftest import eventually
 from tests.steps.machine import (
     TRIAL,
     at_once_at_most,
     check_no_device_twice,
     devices_of,
     events_of,
-    eventually,
     kill_all,
     make_devices,
     make_gpu_study,

@@ -16,7 +16,8 @@ import pytest
 
 from capsule.host.lease import lease_directory, quarantine, quarantine_path, quarantined
 from tests.conftest import Capsule
-from tests.steps.machine import eventually, kill_all, make_devices, make_gpu_study, named, start
+from tests.host.conftest import eventually
+from tests.steps.machine import kill_all, make_devices, make_gpu_study, named, start
 
 
 @pytest.fixture(autouse=True)
