@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -28,6 +29,7 @@ REAP_SECONDS = 0.2
 """How long a child that has answered, or was killed, is waited for before it is left to itself."""
 CHUNK = 1 << 16
 LENGTH_BYTES = 8
+GO = b"g"
 HINT = "`nvidia-smi` says more about the driver and the device"
 
 _left: set[int] = set()
@@ -46,24 +48,22 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
     """
     until = time.monotonic() + seconds
     _reap_left()
-    reader, writer = _pipe()
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child's pid is known
+    ours, theirs = _channel()
     try:
         try:
-            pid = fork_helper(lambda: _write(writer, _answer(work)), keep=[writer], dies_with_parent=True, silent=True)
+            pid = fork_helper(lambda: _work(theirs, work), keep=[theirs], dies_with_parent=True, silent=True)
         except OSError as error:
             raise MachineError(f"cannot start a process to ask the driver: {error.strerror}") from error
         finally:
-            os.close(writer)
+            os.close(theirs)
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-            data, in_time = _read(reader, until)
+            os.write(ours, GO)
+            data, in_time = _read(ours, until)
         except BaseException:
             _end(pid)
             raise
     finally:
-        os.close(reader)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        os.close(ours)
     if not in_time:
         _end(pid)
         raise MachineError(f"the driver did not answer within {seconds:g} s", hint=HINT)
@@ -78,16 +78,26 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
     raise RuntimeError(f"work in a forked process failed:\n{value}")
 
 
-def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe; the one that a child writes to is none of the standard streams."""
-    reader, first = os.pipe()
+def _channel() -> tuple[int, int]:
+    """Return the ends of a channel, the caller's and the child's, which is none of the standard streams."""
+    ours, first = (end.detach() for end in socket.socketpair())
     try:
-        return reader, fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 3)
+        return ours, fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:
-        os.close(reader)
+        os.close(ours)
         raise
     finally:
         os.close(first)
+
+
+def _work(channel: int, work: Callable[[], object]) -> None:
+    """Work and answer, once the caller is known to know its child: one interrupted before closes the channel instead.
+
+    Masks do not hold an interruption off: another thread of the caller may take the signal, and then Python runs its
+    handler in the main thread whatever that one blocks.
+    """
+    if os.read(channel, len(GO)):
+        _write(channel, _answer(work))
 
 
 def _answer(work: Callable[[], object]) -> bytes:
@@ -99,20 +109,20 @@ def _answer(work: Callable[[], object]) -> bytes:
         return pickle.dumps(("defect", traceback.format_exc()))
 
 
-def _write(writer: int, data: bytes) -> None:
+def _write(channel: int, data: bytes) -> None:
     left = memoryview(len(data).to_bytes(LENGTH_BYTES, "big") + data)
     while left:
-        left = left[os.write(writer, left) :]
+        left = left[os.write(channel, left) :]
 
 
-def _read(reader: int, until: float) -> tuple[bytes | None, bool]:
+def _read(channel: int, until: float) -> tuple[bytes | None, bool]:
     """Return the answer, None where the child ended without a whole one, and whether either came in time.
 
-    The answer's length is sent before it: whether the pipe was closed may depend on others.
+    The answer's length is sent before it: whether the channel was closed may depend on others.
     """
     data = bytearray()
     poll = select.poll()
-    poll.register(reader, select.POLLIN)
+    poll.register(channel, select.POLLIN)
     while True:
         whole = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") if len(data) >= LENGTH_BYTES else sys.maxsize
         if len(data) >= whole:
@@ -120,7 +130,7 @@ def _read(reader: int, until: float) -> tuple[bytes | None, bool]:
         left_ms = int((until - time.monotonic()) * 1000) + 1
         if left_ms <= 0 or not poll.poll(left_ms):
             return None, False
-        chunk = os.read(reader, CHUNK)
+        chunk = os.read(channel, CHUNK)
         if not chunk:
             return None, True
         data += chunk

@@ -18,6 +18,7 @@ import pytest
 from capsule.core.errors import BusyError, CapsuleError, MachineError
 from capsule.host import killable
 from capsule.host.devices.base import DeviceLostError
+from capsule.host.forks import fork_helper
 from capsule.host.killable import call
 from capsule.host.process import descendants, read_stat
 
@@ -67,7 +68,7 @@ def test_the_value_comes_back_from_another_process() -> None:
     assert read_stat(pid) is None
 
 
-def test_a_value_larger_than_a_pipe_comes_back_whole() -> None:
+def test_a_value_larger_than_a_channel_comes_back_whole() -> None:
     data = call(lambda: os.urandom(5_000_000), LONG)
     assert len(data) == 5_000_000
     assert len(set(data)) == 256
@@ -189,7 +190,7 @@ def test_the_child_holds_nothing_of_its_parents(tmp_path: Path) -> None:
     try:
         kept = call(descriptors, LONG)
         assert {number: kept.pop(number) for number in range(3)} == dict.fromkeys(range(3), "/dev/null")
-        assert [target.partition(":")[0] for target in kept.values()] == ["pipe"]
+        assert [target.partition(":")[0] for target in kept.values()] == ["socket"]
     finally:
         for number in (lock, reader, writer):
             os.close(number)
@@ -208,7 +209,7 @@ def test_what_the_driver_prints_goes_nowhere(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_standard_streams_may_be_closed() -> None:
-    """A daemon has none; the answer's pipe may then have one of their numbers."""
+    """A daemon has none; the answer's channel may then have one of their numbers."""
     code = (
         "import os; [os.close(n) for n in (0, 1, 2)]\n"
         "from capsule.host.killable import call\n"
@@ -270,8 +271,6 @@ def test_a_signal_of_the_callers_does_not_end_the_wait_or_change_its_limit() -> 
 
 
 def test_a_caller_that_is_interrupted_leaves_no_child() -> None:
-    """Also where it is interrupted before it knows its child's pid, which one time in ten would show."""
-
     def work() -> None:
         os.kill(os.getppid(), signal.SIGUSR1)
         time.sleep(LONG)
@@ -288,6 +287,21 @@ def test_a_caller_that_is_interrupted_leaves_no_child() -> None:
             assert [item for item in descendants(os.getpid()) if item.alive and item.pid not in others] == []
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_caller_that_is_interrupted_before_it_knows_its_child_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mask of the caller's prevents it: another of its threads can take the signal."""
+    children = []
+
+    def interrupted(*arguments: Any, **options: Any) -> int:
+        children.append(fork_helper(*arguments, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(killable, "fork_helper", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call(lambda: time.sleep(LONG), LONG)
+    assert gone(children[0])
+    os.waitpid(children[0], 0)
 
 
 def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
