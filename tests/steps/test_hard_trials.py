@@ -43,43 +43,41 @@ def test_a_trial_that_raises_fails_its_cells_only(capsule: Capsule, tmp_path: Pa
     assert (verdict["integrity"], verdict["outcome"]) == ("intact", "inconclusive")
 
 
-@pytest.mark.parametrize(
-    ("body", "outcome", "words"),
-    [
-        ("os._exit(11)", "exit_nonzero", "11"),
-        ("os.kill(os.getpid(), 11)", "signalled", "SIGSEGV"),
-        ("sys.exit(0)", "incomplete", "rows"),
-        ("time.sleep(60)", "wall_limit", ""),
-    ],
-)
-def test_a_process_that_ends_early_fails_its_cells(
-    capsule: Capsule, tmp_path: Path, body: str, outcome: str, words: str
-) -> None:
-    """A process without its end record gives no final rows; every cell of it is failed with the class."""
-    trial = (
-        HEAD
-        + f"def measure(cell):\n    if cell.position == 1:\n        {body}\n"
-        + "    return {'amount': 1.0, 'seconds': 0.0}\n"
+def test_processes_that_end_early_fail_their_cells(capsule: Capsule, tmp_path: Path) -> None:
+    """A process without its end record gives no final rows; every cell of it is failed with the class, and charged."""
+    trial = HEAD + (
+        "ends = {\n"
+        "    1: lambda: os._exit(11), 2: lambda: os.kill(os.getpid(), 11), 3: lambda: sys.exit(0),\n"
+        "    4: lambda: time.sleep(60),\n"
+        "}\n"
+        "def measure(cell):\n    if cell.position == 1:\n        ends[cell.seed]()\n"
+        "    return {'amount': 1.0, 'seconds': 0.0}\n"
     )
-    changes = {"wall_limit_seconds = 15": "wall_limit_seconds = 3"}
+    changes = {"wall_limit_seconds = 15": "wall_limit_seconds = 3", "seeds = [1, 2]": "seeds = [1, 2, 3, 4]"}
     status, verdict = run_and_pack(capsule, make_study(tmp_path / "s", trial=trial, changes=changes))
-    assert outcomes(status) == {outcome}
-    assert status["cells"] == {"ok": 0, "failed": 8, "not_run": 0}
-    assert words in status["attempts"][0]["evidence"]
-    assert all(attempt["held_ms"] > 0 for attempt in status["attempts"])
+    attempts = sorted(status["attempts"], key=lambda attempt: attempt["process"])
+    assert [attempt["outcome"] for attempt in attempts] == ["exit_nonzero", "signalled", "incomplete", "wall_limit"]
+    for attempt, words in zip(attempts, ("11", "SIGSEGV", "rows", "3 s since the lease"), strict=True):
+        assert words in attempt["evidence"]
+        assert attempt["charge"]["observed"]
+        assert attempt["held_ms"] == attempt["charge"]["debited_ms"] > 0
+    assert attempts[3]["held_ms"] >= 3_000
+    assert status["cells"] == {"ok": 0, "failed": 16, "not_run": 0}
     assert verdict["integrity"] == "intact"
 
 
 def test_a_child_that_outlives_its_trial_is_found_and_named(capsule: Capsule, tmp_path: Path) -> None:
-    """A daemon left behind is ended and charged, and the attempt is not plain ok."""
+    """A daemon left behind is ended and charged, and the attempt is not plain ok; the one without is."""
     trial = HEAD + (
         "def measure(cell):\n"
-        "    if cell.position == 0:\n"
+        "    if (cell.position, cell.seed) == (0, 1):\n"
         "        subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
         "    return {'amount': 1.0, 'seconds': 0.0}\n"
     )
     status, verdict = run_and_pack(capsule, make_study(tmp_path / "s", trial=trial))
-    assert outcomes(status) == {"leaked_descendants"}
+    held = {attempt["outcome"]: attempt["held_ms"] for attempt in status["attempts"]}
+    assert held.keys() == {"leaked_descendants", "completed"}
+    assert held["leaked_descendants"] >= 1_000, "the second in which helpers may end by themselves is charged"
     assert verdict["integrity"] == "intact"
 
 
@@ -87,7 +85,7 @@ def test_fifty_megabytes_of_output_are_capped_with_a_counted_gap(capsule: Capsul
     """Output beyond the limit is counted, its beginning and end kept."""
     trial = HEAD + (
         "def measure(cell):\n"
-        "    if cell.position == 0:\n"
+        "    if (cell.position, cell.seed) == (0, 1):\n"
         "        print('first'); sys.stdout.write('x' * 50_000_000); print('last', flush=True)\n"
         "    return {'amount': 1.0, 'seconds': 0.0}\n"
     )
@@ -96,7 +94,8 @@ def test_fifty_megabytes_of_output_are_capped_with_a_counted_gap(capsule: Capsul
     )
     status, _ = run_and_pack(capsule, protocol)
     assert outcomes(status) == {"completed"}
-    out = capsule("show", protocol.with_suffix(".capsule"), "3-attempts/a000001/stdout").out
+    (name,) = (attempt["attempt"] for attempt in status["attempts"] if attempt["process"] == 0)
+    out = capsule("show", protocol.with_suffix(".capsule"), f"3-attempts/{name}/stdout").out
     assert out.startswith("first")
     assert out.rstrip().endswith("last")
     assert len(out) < 101_000
@@ -119,23 +118,28 @@ def test_nan_and_infinities_keep_their_bits_and_pass_no_gate(capsule: Capsule, t
     assert (results["gates"][0]["passed"], results["gates"][0]["failed"]) == (4, 4)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"cell": "c999999", "amount": 1.0, "seconds": 0.0}',
-        '{"amount": 1.0, "seconds": 0.0}\\n{"amount": 1.0, "seconds": 0.0}',
-        '{"amount": "many", "seconds": 0.0}',
-        '{"amount": 1.0, "seconds": 0.0, "colour": "red"}',
-        "not json",
-    ],
-)
-def test_rows_that_were_not_planned_are_bad_records(capsule: Capsule, tmp_path: Path, line: str) -> None:
-    """A row for another cell, a second row, a wrong type, an unknown column: the attempt fails as bad_records."""
-    script = f"import os\nopen(os.environ['CAPSULE_RECORDS'], 'a').write('''{line}\\n''')\n"
+UNPLANNED = [
+    '{"cell": "c999999", "amount": 1.0, "seconds": 0.0}',
+    '{"amount": 1.0, "seconds": 0.0}\n{"amount": 1.0, "seconds": 0.0}',
+    '{"amount": "many", "seconds": 0.0}',
+    '{"amount": 1.0, "seconds": 0.0, "colour": "red"}',
+    "not json",
+]
+"""A row for another cell, a second row, a wrong type, an unknown column, and what is no row."""
+
+
+def test_rows_that_were_not_planned_are_bad_records(capsule: Capsule, tmp_path: Path) -> None:
+    """Whatever is wrong with a row, its attempt fails as bad_records, and the others keep theirs."""
+    lines = UNPLANNED + ['{"amount": 1.0, "seconds": 0.0}'] * 3
+    script = (
+        f"import os\nline = {lines!r}[int(os.environ['CAPSULE_CELL'][1:])]\n"
+        "open(os.environ['CAPSULE_RECORDS'], 'a').write(line + '\\n')\n"
+    )
     protocol = make_command_study(tmp_path / "s", '["python", "trial.py"]', script=script)
     status, verdict = run_and_pack(capsule, protocol)
-    assert outcomes(status) == {"bad_records"}
-    assert status["cells"] == {"ok": 0, "failed": 8, "not_run": 0}
+    ended = {attempt["process"]: attempt["outcome"] for attempt in status["attempts"]}
+    assert [ended[process] for process in range(8)] == ["bad_records"] * 5 + ["completed"] * 3
+    assert status["cells"] == {"ok": 3, "failed": 5, "not_run": 0}
     assert verdict["integrity"] == "intact"
 
 
@@ -159,6 +163,8 @@ def test_a_missing_program_is_charged_and_named(capsule: Capsule, tmp_path: Path
     protocol = make_command_study(tmp_path / "s", '["no-such-program"]', script="")
     status, _ = run_and_pack(capsule, protocol)
     assert outcomes(status) == {"exec_failed"}
+    assert all(attempt["charge"]["observed"] for attempt in status["attempts"])
+    assert all("no-such-program" in attempt["evidence"] for attempt in status["attempts"])
 
 
 def test_retries_are_those_of_the_protocol(capsule: Capsule, tmp_path: Path) -> None:
