@@ -30,6 +30,7 @@ from capsule.host.clock import read_clock
 from capsule.host.ledger import Ledger
 from capsule.host.process import descendants
 from capsule.host.reservation import reserve
+from capsule.host.supervision import Supervision, start
 from capsule.host.traces import read_traces
 
 MANIFEST = "sha256:" + "0" * 64
@@ -190,7 +191,7 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def started(ledger: Ledger, folder: Path, of: Protocol, device: str) -> launch.Supervision:
+def started(ledger: Ledger, folder: Path, of: Protocol, device: str) -> Supervision:
     """Start one attempt."""
     reservation = reserve(ledger, asked(of, device), budget_ms=10**12, attempts_max=10**6)
     attempt_dir = folder / "attempts" / reservation.attempt
@@ -206,7 +207,7 @@ def started(ledger: Ledger, folder: Path, of: Protocol, device: str) -> launch.S
         source_roots={"only": folder},
         snapshot=MANIFEST,
     )
-    return launch.start(order)
+    return start(order)
 
 
 if __name__ == "__main__":

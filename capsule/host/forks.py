@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NoReturn
 
 from capsule.host import durable
@@ -18,31 +19,45 @@ PR_SET_PDEATHSIG = 1
 
 
 def fork_helper(
-    main: Callable[[], object], *, keep: Collection[int], dies_with_parent: bool, silent: bool = False
+    main: Callable[[], int | None],
+    *,
+    keep: Collection[int],
+    dies_with_parent: bool,
+    log: Path | None = None,
+    held: Collection[int] = (),
 ) -> int:
-    """Fork a helper of this process that runs `main` and ends; returns its pid.
+    """Fork a helper of this process that runs `main` and exits with the status that it returns; returns its pid.
 
-    The helper keeps the standard streams, which lead nowhere if it is `silent`, and the descriptors in `keep`, no
-    others, so that it holds no lease, pipe or lock by accident. It reacts to signals as a new process does, until it
-    says otherwise; no handler of its parent's ever runs in it.
+    The helper keeps the standard streams and the descriptors in `keep`, no others, so that it holds no lease, pipe or
+    lock by accident. With a `log` its output and errors are appended to that file, and its input is empty. It reacts to
+    signals as a new process does, until it says otherwise, and holds those in `held` back; no handler of its parent's
+    ever runs in it.
 
     Raises:
-        OSError: no process can be started.
+        OSError: no process can be started, or the log not be written.
     """
     libc = ctypes.CDLL(None)  # loaded before the fork: a thread of the caller may hold the loader's lock
     parent = os.getpid()
+    output = None if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _helper(main, keep, libc if dies_with_parent else None, parent, silent)
+            _helper(main, keep, libc if dies_with_parent else None, parent, output, held)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if output is not None:
+            os.close(output)
     return pid
 
 
 def _helper(
-    main: Callable[[], object], keep: Collection[int], libc: ctypes.CDLL | None, parent: int, silent: bool
+    main: Callable[[], int | None],
+    keep: Collection[int],
+    libc: ctypes.CDLL | None,
+    parent: int,
+    output: int | None,
+    held: Collection[int],
 ) -> NoReturn:
     status = 1
     try:
@@ -51,22 +66,30 @@ def _helper(
         if libc is None or os.getppid() == parent:
             gc.freeze()  # no finalizer of the parent's objects runs here
             durable.disarm()
-            if silent:
-                nowhere = os.open(os.devnull, os.O_RDWR)
-                for number in range(3):
-                    os.dup2(nowhere, number)
+            if output is not None:
+                os.dup2(output, 1)
+                os.dup2(output, 2)
             _close_all_but({0, 1, 2, *keep})
-            _reset_signals()
-            main()
-            status = 0
+            if output is not None:
+                _renew_streams()
+            _reset_signals(held)
+            status = main() or 0
     except BaseException:
         traceback.print_exc()
     finally:
-        if not silent:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
+
+
+def _renew_streams() -> None:
+    """Empty the input, and leave what the parent had in its buffers, or in their place, to the parent."""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    if nowhere:
+        os.close(nowhere)
+    sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _close_all_but(keep: Collection[int]) -> None:
@@ -80,9 +103,9 @@ def _close_all_but(keep: Collection[int]) -> None:
                 os.close(number)
 
 
-def _reset_signals() -> None:
+def _reset_signals(held: Collection[int]) -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)

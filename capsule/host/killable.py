@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 from capsule.core.errors import CapsuleError, MachineError
@@ -30,6 +31,7 @@ REAP_SECONDS = 0.2
 CHUNK = 1 << 16
 LENGTH_BYTES = 8
 GO = b"g"
+NOWHERE = Path(os.devnull)
 HINT = "`nvidia-smi` says more about the driver and the device"
 
 _left: set[int] = set()
@@ -51,7 +53,7 @@ def call(work: Callable[[], Value], seconds: float) -> Value:
     ours, theirs = _channel()
     try:
         try:
-            pid = fork_helper(lambda: _work(theirs, work), keep=[theirs], dies_with_parent=True, silent=True)
+            pid = fork_helper(lambda: _work(theirs, work), keep=[theirs], dies_with_parent=True, log=NOWHERE)
         except OSError as error:
             raise MachineError(f"cannot start a process to ask the driver: {error.strerror}") from error
         finally:

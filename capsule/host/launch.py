@@ -1,7 +1,7 @@
-"""Launching one attempt: the order that a supervisor carries out, how it is composed, and the handle on its process.
+"""Launching one attempt: the order that a supervisor carries out, and how it is composed.
 
-The supervisor is a process of its own in a session of its own. It reads everything from its order, so it goes on and
-settles the attempt when the command that started it is gone.
+The order says everything that a supervisor needs to know, so it goes on and settles the attempt when the command that
+started it is gone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import json
 import os
 import re
 import secrets
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,12 +25,12 @@ from capsule.core.protocol import Observation, Protocol, milliseconds
 from capsule.core.schema import Model, Natural, Parameter, Parameters, plain
 from capsule.host.durable import CRASH_AT, FAIL_AT, write_durably
 from capsule.host.ledger import Position
-from capsule.host.loop import STOP_NOW, STOP_SIGNALS
 from capsule.host.process import Identity, identify
 from capsule.host.reservation import Reservation
 
 ORDER = "order.json"
 LAUNCHER = "launcher.json"
+LOG = "supervisor.log"
 JOURNAL = "journal.jsonl"
 IMPORTS = "imports.jsonl"
 
@@ -302,64 +300,3 @@ def announce(attempt_dir: Path) -> None:
         write_durably(attempt_dir / LAUNCHER, identify(os.getpid()).to_bytes())
     except OSError as error:
         raise MachineError(f"{attempt_dir}: cannot be written: {error.strerror}") from error
-
-
-class Supervision:
-    """The handle on a running supervisor; losing it loses nothing."""
-
-    def __init__(self, attempt: str, process: subprocess.Popen[bytes], notes: Sequence[str]) -> None:
-        self.attempt = attempt
-        self.pid = process.pid
-        self.notes = tuple(notes)
-        self._process = process
-
-    def poll(self) -> int | None:
-        """Return the supervisor's exit status (`SETTLED`, `REFUSED`, …), or None while it runs."""
-        return self._process.poll()
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the supervisor's end and return its exit status; None after `timeout` seconds."""
-        try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def stop(self, number: signal.Signals = signal.SIGTERM, *, now: bool = False) -> None:
-        """Ask the supervisor to end the trial, for the reason that this signal is: after the kill grace, or at once."""
-        self._process.send_signal(STOP_NOW if now else number)
-
-
-def start(order: LaunchOrder) -> Supervision:
-    """Start a supervisor for an order.
-
-    It inherits a mask that holds signals to stop back until it can heed them.
-
-    Raises:
-        MachineError: the order cannot be written or the supervisor cannot be started.
-    """
-    attempt_dir = Path(order.attempt_dir)
-    package = str(Path(guest.__file__).parent.parent)
-    environment = dict(os.environ)
-    inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([package, *([inherited] if inherited else [])])
-    unpassed = sorted(name for name in os.environ.keys() - FIXED.keys() if not passes(name) and os.environ[name])
-    notes = [f"{name} is set here and not passed to the trial" for name in unpassed if name not in REMOVED]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, STOP_NOW))
-    try:
-        attempt_dir.mkdir(parents=True, exist_ok=True)
-        write_durably(attempt_dir / ORDER, order.to_bytes())
-        with (attempt_dir / "supervisor.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "capsule.host.supervisor", str(attempt_dir / ORDER)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise MachineError(f"{attempt_dir}: an attempt cannot be started: {error.strerror}") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return Supervision(order.attempt, process, notes)

@@ -2,6 +2,8 @@
 
     python -m capsule.host.supervisor ORDER.json
 
+is how a job of an engine starts it; `capsule run` forks it.
+
 It takes the lease, looks at the idle device, writes `intent`, and lets the trial run (`attempt_run`) and be settled
 (`attempt_end`). If the ledger cannot be written while the trial runs, the trial is stopped and the attempt stays open:
 an attempt whose cost cannot be written down must not go on.
@@ -157,10 +159,8 @@ class Supervisor:
         self.book.leave_failure(words)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Carry out the order in the file named on the command line."""
-    path = Path(arguments[0])
-    order = launch.LaunchOrder.from_bytes(path.read_bytes(), str(path))
+def supervise(order: launch.LaunchOrder) -> int:
+    """Make this process the supervisor of an attempt, carry the order out and return the exit status."""
     arm(os.environ)
     os.umask(0o022)
     try:
@@ -171,6 +171,12 @@ def main(arguments: Sequence[str]) -> int:
         say(f"{order.attempt_dir}: nothing was started: {error}")
         return launch.MACHINE
     return Supervisor(order).run()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out the order in the file named on the command line."""
+    path = Path(arguments[0])
+    return supervise(launch.LaunchOrder.from_bytes(path.read_bytes(), str(path)))
 
 
 if __name__ == "__main__":

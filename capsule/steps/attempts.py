@@ -17,7 +17,7 @@ from capsule.core.progress import Process, deciding_attempt, tries
 from capsule.core.protocol import milliseconds, reserved_ms
 from capsule.host import launch, store
 from capsule.host.attempt_files import secret_names
-from capsule.host.devices import backend_for
+from capsule.host.devices import ask, backend_for
 from capsule.host.durable import write_durably
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger
@@ -25,6 +25,7 @@ from capsule.host.reservation import refusal_of, reserve
 from capsule.host.slurm.commands import Cluster
 from capsule.host.slurm.job import SlurmSupervision, submit
 from capsule.host.slurm.settle import reconcile as reconcile_jobs
+from capsule.host.supervision import Supervision, start
 from capsule.host.workspace import Generation, Workspace, sources_name
 from capsule.steps.slots import Slot, readmit_hint
 
@@ -120,7 +121,8 @@ class Work:
         """Describe what is here: interpreter, distributions, and the devices of one slot with their driver."""
         found = self.environment | {"devices": [device.name for device in slot]}
         if self.unit == "gpu":
-            found["driver"] = backend_for(slot[0].uuid).baseline(slot[0].uuid).get("driver")
+            backend = backend_for(slot[0].uuid)
+            found["driver"] = ask(backend, lambda: backend.baseline(slot[0].uuid)).get("driver")
         return found
 
 
@@ -130,7 +132,7 @@ class Going:
 
     slot: Slot
     process: Process
-    supervision: launch.Supervision | SlurmSupervision
+    supervision: Supervision | SlurmSupervision
 
 
 class TakenError(Exception):
@@ -226,7 +228,7 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
     )
     if work.cluster is not None:
         return Going(slot, process, submit(order, work.cluster, work.request.slurm or ()))
-    return Going(slot, process, launch.start(order))
+    return Going(slot, process, start(order))
 
 
 def report(work: Work, going: Going) -> None:
@@ -250,7 +252,7 @@ def report(work: Work, going: Going) -> None:
         readmit = f"once the device is sound again: {readmit_hint(going.slot[0].uuid)}"
         raise RefusedError(words, hint=readmit if reason == "quarantined" else None)
     if attempt.end is None or attempt.reserved is None:
-        log = work.workspace.attempts / name / "supervisor.log"
+        log = work.workspace.attempts / name / launch.LOG
         raise MachineError(
             f"{name}: expected its supervisor to settle it, found it ended with status {going.supervision.poll()}; "
             f"see {log}",

@@ -21,6 +21,7 @@ from capsule.host.clock import read_clock
 from capsule.host.ledger import Ledger
 from capsule.host.reservation import Reservation, reserve
 from capsule.host.source import read_tree
+from capsule.host.supervision import Supervision, start
 
 MANIFEST = "sha256:" + "a" * 64
 SNAPSHOT = "sha256:" + "b" * 64
@@ -68,7 +69,7 @@ class Bench:
 
     root: Path
     device: str = "CPU-0"
-    supervisions: list[launch.Supervision] = field(default_factory=list)
+    supervisions: list[Supervision] = field(default_factory=list)
 
     @property
     def ledger(self) -> Ledger:
@@ -127,8 +128,8 @@ class Bench:
             source_roots={"only": self.snapshot}, snapshot=SNAPSHOT, **more,
         )  # fmt: skip
 
-    def start(self, protocol: Protocol, **more: Any) -> launch.Supervision:
-        supervision = launch.start(self.order(protocol, **more))
+    def start(self, protocol: Protocol, **more: Any) -> Supervision:
+        supervision = start(self.order(protocol, **more))
         self.supervisions.append(supervision)
         return supervision
 

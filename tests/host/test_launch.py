@@ -8,8 +8,8 @@ import pytest
 
 from capsule.core.errors import MachineError, UsageError
 from capsule.core.plan import enumerate_cells
-from capsule.host import launch
 from capsule.host.launch import LaunchOrder, announce, command_line, python_task
+from capsule.host.supervision import start
 from tests.host.conftest import Bench, protocol_of
 
 
@@ -77,4 +77,4 @@ def test_an_order_that_cannot_be_written_starts_nothing(bench: Bench) -> None:
     order = bench.order(protocol_of(command=["true"]))
     (bench.attempts / order.attempt / "order.json").mkdir()
     with pytest.raises(MachineError, match="cannot be started"):
-        launch.start(order)
+        start(order)

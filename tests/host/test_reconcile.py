@@ -18,6 +18,7 @@ from capsule.host import reconcile as reconcile_module
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
 from capsule.host.process import identify, is_alive, read_stat
 from capsule.host.reconcile import Finding, liveness, reconcile
+from capsule.host.supervision import Supervision, start
 from capsule.host.traces import read_traces
 from capsule.steps.status import status
 from tests.conftest import Capsule
@@ -49,12 +50,12 @@ def charge_faults(attempt: Attempt) -> list[str]:
     return list(_charge_faults(attempt, attempt.reserved))
 
 
-def kill_supervisor(bench: Bench, supervision: launch.Supervision) -> None:
+def kill_supervisor(bench: Bench, supervision: Supervision) -> None:
     os.kill(supervision.pid, signal.SIGKILL)
     supervision.wait(10)
 
 
-def kill_watchdog(bench: Bench, supervision: launch.Supervision) -> None:
+def kill_watchdog(bench: Bench, supervision: Supervision) -> None:
     whereabouts = read_traces(bench.attempts / supervision.attempt).whereabouts
     assert whereabouts is not None
     assert whereabouts.watchdog is not None
@@ -76,7 +77,7 @@ def gone(pid: int) -> bool:
 SLEEPER = ["python", "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
 
 
-def started(bench: Bench, command: list[str] = SLEEPER, **limits: Any) -> tuple[launch.Supervision, int]:
+def started(bench: Bench, command: list[str] = SLEEPER, **limits: Any) -> tuple[Supervision, int]:
     """Start an attempt and return it with the pid that its trial printed."""
     supervision = bench.start(protocol_of(command=command, **limits))
     stdout = bench.attempts / supervision.attempt / "stdout"
@@ -116,7 +117,7 @@ def test_a_supervisor_that_comes_too_late_starts_nothing(bench: Bench, tmp_path:
     order = bench.order(protocol_of(command=["touch", str(tmp_path / "ran")]))
     (bench.attempts / order.attempt / launch.LAUNCHER).unlink()
     assert look_twice(bench)[0].state == "reconciled"
-    supervision = launch.start(order)
+    supervision = start(order)
     assert supervision.wait(20) == launch.REFUSED
     assert not (tmp_path / "ran").exists()
     assert bench.account().faults == []

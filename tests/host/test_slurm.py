@@ -18,6 +18,7 @@ from capsule.host.slurm.answers import Row, parse_configuration, parse_jobs, par
 from capsule.host.slurm.commands import NoAnswerError, call, kill_wait_ms, required
 from capsule.host.slurm.job import check_arguments, job_name, submit, time_limit_minutes
 from capsule.host.slurm.witness import compare, complete, end_of, row_of_charge, rows_of_attempt
+from capsule.host.supervision import start
 from tests.host.conftest import Bench, protocol_of
 
 T0 = 1_900_000_000
@@ -218,7 +219,7 @@ def test_a_command_on_another_machine_is_not_called_lost(bench: Bench) -> None:
     for boot_id, lost in ((read_boot_id(), True), ("another", False)):
         order = bench.order(protocol_of(command=["true"]))
         gone = order.launcher.model_copy(update={"boot_id": boot_id, "start_ticks": 1})
-        bench.supervisions.append(launch.start(order.model_copy(update={"launcher": gone})))
+        bench.supervisions.append(start(order.model_copy(update={"launcher": gone})))
         assert bench.supervisions[-1].wait(60) == launch.SETTLED
         end = bench.account().attempts[order.attempt].end
         assert end is not None

@@ -14,6 +14,7 @@ from capsule.host import launch
 from capsule.host.clock import read_clock
 from capsule.host.process import identify, is_alive
 from capsule.host.reconcile import Finding, liveness, reconcile
+from capsule.host.supervision import Supervision
 from capsule.host.traces import SEEN, read_traces
 from tests.host.conftest import Bench, eventually, protocol_of
 from tests.host.crashes import Nursery, Observer, fake_device, held, hold, left_of, nursery, order_of, roles
@@ -35,7 +36,7 @@ time.sleep(600)
 """
 
 
-def started(bench: Bench, source: str, **limits: str) -> tuple[launch.Supervision, int]:
+def started(bench: Bench, source: str, **limits: str) -> tuple[Supervision, int]:
     """Start a trial that writes the pid of interest into a file; returns once it has."""
     pidfile = bench.root / "pid"
     protocol = protocol_of(command=["python", "-c", source.replace("PIDFILE", str(pidfile))], **limits)
@@ -60,7 +61,7 @@ def settle(bench: Bench) -> list[Finding]:
     return reconcile(bench.ledger, bench.attempts, bench.leases)
 
 
-def attempt_of(bench: Bench, supervision: launch.Supervision) -> Attempt:
+def attempt_of(bench: Bench, supervision: Supervision) -> Attempt:
     return bench.account().attempts[supervision.attempt]
 
 

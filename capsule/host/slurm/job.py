@@ -199,7 +199,7 @@ def _announce(order: LaunchOrder, directory: Path, cluster: Cluster) -> Engine:
 
 def _sbatch(order: LaunchOrder, engine: Engine, arguments: Sequence[str]) -> None:
     directory = Path(order.attempt_dir)
-    log = str(directory / "supervisor.log").replace("%", "%%")
+    log = str(directory / launch.LOG).replace("%", "%%")
     answer = call(
         "sbatch", "--parsable", "--hold", "--no-requeue", f"--job-name={engine.name}",
         f"--comment={order.reserved.manifest}", f"--time={_limit(order)}", "--chdir=/", "--export=ALL",
@@ -286,7 +286,7 @@ def cancel(engine: Engine, *options: str) -> None:
 
 
 class SlurmSupervision:
-    """The handle on the supervisor of an attempt that is a Slurm job, with the methods of `launch.Supervision`."""
+    """The handle on the supervisor of an attempt that is a Slurm job, with the methods of `supervision.Supervision`."""
 
     def __init__(self, order: LaunchOrder, engine: Engine, *, ask_seconds: float = ASK_SECONDS) -> None:
         self.attempt = order.attempt
