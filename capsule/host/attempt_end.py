@@ -85,4 +85,5 @@ def settle(run: AttemptRun, seen: Seen) -> None:
         files=finish_files(run.directory, order.limits.output_bytes_max, run.book.secrets, order.observations),
     )
     run.book.forget_secrets()
+    run.tree.forget()
     run.book.append("settled", settled)

@@ -193,9 +193,7 @@ class AttemptRun:
                 self._check(watchdog, now, deadline_ms)
             if now.boottime_ms >= self._beat_at_ms:
                 self._beat(now)
-                loss = lease.loss() if self.cause is None else None
-                if loss is not None:
-                    self._stop("lease_lost", loss)
+                self._check_lease(lease)
             if now.boottime_ms >= self._look_at_ms:
                 self._look(now)
             if watchdog.gone and not self.tree.live():
@@ -211,6 +209,7 @@ class AttemptRun:
                 continue
             until = min(self._beat_at_ms, self._look_at_ms, deadline_ms if self.cause is None else self._kill_at_ms)
             self._turn(until - self.clock().boottime_ms)
+        self._check_lease(lease)
         return observed_exit(watchdog.status, watchdog.usage, self.cause)
 
     def _unknown_exit(self) -> Exit:
@@ -230,6 +229,12 @@ class AttemptRun:
             self._stop("wall_limit", watchdog.overruled)
         elif self._alarm is not None:
             self._stop(*self._alarm)
+
+    def _check_lease(self, lease: Lease) -> None:
+        """Stop an attempt whose lease guards nothing any more: another may have had the device since."""
+        loss = lease.loss() if self.cause is None else None
+        if loss is not None:
+            self._stop("lease_lost", loss)
 
     def _sampled(self, sample: Sample) -> None:
         """Keep a sample; raise the alarm if the trial should not go on."""

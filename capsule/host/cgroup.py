@@ -84,10 +84,15 @@ def create(name: str) -> Cgroup | None:
     """
     if Path(name).name != name:
         return None
-    for parent in own_folders(_read(MOUNTS) or "", _read(OWN) or ""):
-        if str(os.getpid()) in (_read(parent / PROCESSES) or "").split():
-            return create_below(parent, name)
+    for place in places(name):
+        if str(os.getpid()) in (_read(place.parent / PROCESSES) or "").split():
+            return create_below(place.parent, name)
     return None
+
+
+def places(name: str) -> list[Path]:
+    """Return where `create` makes a cgroup of this name; it need not be there."""
+    return [parent / name for parent in own_folders(_read(MOUNTS) or "", _read(OWN) or "")]
 
 
 def create_below(parent: Path, name: str) -> Cgroup | None:

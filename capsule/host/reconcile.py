@@ -20,6 +20,7 @@ from typing import Literal
 from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled, Reserved
 from capsule.core.errors import MachineError
 from capsule.core.protocol import Budget
+from capsule.host import cgroup
 from capsule.host.attempt_files import (
     finish_files,
     forget_secrets,
@@ -28,7 +29,6 @@ from capsule.host.attempt_files import (
     secrets_of,
     without_secrets,
 )
-from capsule.host.cgroup import Cgroup
 from capsule.host.clock import ClockSource, read_boot_id, read_clock, realtime_ms, same_boot
 from capsule.host.devices import backend_for
 from capsule.host.heartbeats import heartbeat_interval_ms
@@ -203,14 +203,20 @@ def _is_of_owner(process: Stat, traces: Traces) -> bool:
 
 
 def _cgroup_processes(traces: Traces, order: LaunchOrder) -> list[int]:
-    """Return who is in the attempt's own cgroup; an empty one is removed."""
-    found = Path(traces.whereabouts.cgroup) if traces.whereabouts and traces.whereabouts.cgroup else None
-    if found is None or found.name != f"capsule-{order.token}":
-        return []
-    cgroup = Cgroup(found)
-    pids = cgroup.processes()
-    if not pids:
-        cgroup.remove()
+    """Return who is in the attempt's own cgroup; an empty one is removed.
+
+    It is also looked for where it is made: a supervisor that was killed there has not named it yet.
+    """
+    name = f"capsule-{order.token}"
+    found = set(cgroup.places(name))
+    if traces.whereabouts and traces.whereabouts.cgroup and Path(traces.whereabouts.cgroup).name == name:
+        found.add(Path(traces.whereabouts.cgroup))
+    pids: list[int] = []
+    for path in found:
+        inside = cgroup.Cgroup(path).processes()
+        pids += inside
+        if not inside:
+            cgroup.Cgroup(path).remove()
     return pids
 
 

@@ -25,6 +25,7 @@ import pytest
 from capsule.core.attempt import Attempt, add_up
 from capsule.core.chain import Head, head_faults, read
 from capsule.core.ledger_checks import _charge_faults
+from capsule.host.cgroup import places
 from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
 from capsule.host.launch import LaunchOrder
 from capsule.host.lease import is_held, lease_path
@@ -295,6 +296,7 @@ def hold(bench: Bench, order: LaunchOrder, observer: Observer | None) -> Attempt
         assert attempt.reserved is not None
         assert list(_charge_faults(attempt, attempt.reserved)) == []
     assert left_of(order) == []
+    assert not any(path.exists() for path in places(f"capsule-{order.token}"))
     assert not any(is_held(lease_path(bench.leases, device)) for device in order.reserved.devices)
     found = account.attempts[order.attempt]
     if observer is not None:

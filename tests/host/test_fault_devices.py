@@ -39,6 +39,7 @@ from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
 from capsule.host.lease import lease_path, quarantined, read_holder, readmit
 from capsule.host.reconcile import reconcile
 from tests.host.conftest import DAEMONIZE, MANIFEST, Bench, eventually, protocol_of
+from tests.host.test_cgroup import possible
 from tests.host.test_devices import Machine
 
 GPU = "GPU-a"
@@ -167,6 +168,11 @@ def is_clean(bench: Bench, attempt: Attempt) -> bool:
     return bool(event.data.to_json()["clean"])
 
 
+def emptied(bench: Bench, attempt: Attempt) -> dict[str, Any]:
+    (event,) = [event for event in bench.events(attempt.id) if event.name == "tree_empty"]
+    return event.data.to_json()
+
+
 def findings(checking: Checking) -> list[str]:
     """Make one check of the core."""
     return list(checking)
@@ -284,14 +290,22 @@ def test_where_nobody_can_say_what_a_trial_sees_it_runs(gpu: Bench, machine: Mac
 DAEMON = QUICK + DAEMONIZE + "time.sleep(0.2)\n"
 
 
-def test_a_grandchild_that_keeps_the_device_is_charged_until_it_is_gone(gpu: Bench, machine: Machine) -> None:
+NO_CGROUP = "from capsule.host import attempt_tree\nattempt_tree.cgroup.create = lambda name: None\n"
+
+
+@pytest.mark.parametrize("changes", ["", NO_CGROUP], ids=["any", "without"])
+def test_a_grandchild_that_keeps_the_device_is_charged_until_it_is_gone(
+    gpu: Bench, machine: Machine, changes: str
+) -> None:
+    """By its cgroup where one can be had, and by the tree of processes where none can."""
     observer = Observer(machine)
-    attempt = run(gpu, protocol(DAEMON, kill_grace_seconds="0.3"))
+    attempt = run(gpu, protocol(DAEMON, kill_grace_seconds="0.3"), changes)
     used_ms = observer.used_ms()
     assert end(attempt).outcome == "leaked_descendants"
     assert "outlived the trial: pid" in end(attempt).evidence
     assert attempt.exit is not None
     assert (attempt.exit.exit_code, end(attempt).rows) == (0, 1)
+    assert emptied(gpu, attempt) == {"killed": 1, "level": "subreaper" if changes or not possible() else "cgroup"}
     assert end(attempt).charge.debited_ms >= used_ms > 1_000
     assert is_clean(gpu, attempt)
     assert read_holder(lease_path(gpu.leases, GPU)) is None
@@ -325,14 +339,14 @@ def test_memory_that_stays_beyond_the_grace_is_charged_to_the_grace_and_the_devi
 
 def test_a_device_that_a_stranger_keeps_in_use_is_not_clean_and_not_quarantined(gpu: Bench, machine: Machine) -> None:
     """Its memory has a reason that can be seen; it is lent again once it is back at its baseline."""
-    machine.scenario(GPU, keeps_memory_ms=3_000, foreign=[{"pid": 4242, "from_ms": 300}])
-    wanted = protocol(A_WHILE, release_grace_seconds="0.5")
-    attempt = run(gpu, wanted)
+    machine.scenario(GPU, keeps_memory_ms=3_000, foreign=[{"pid": 4242, "from_ms": 700}])
+    first, next_one = (protocol(text, release_grace_seconds="0.5") for text in (USE + "time.sleep(1.1)\n", QUICK))
+    attempt = run(gpu, first)
     assert not is_clean(gpu, attempt)
     assert quarantined(gpu.leases, GPU) is None
-    assert refused(gpu, wanted)[0] in ("foreign_process", "device_unclean")
+    assert refused(gpu, next_one)[0] in ("foreign_process", "device_unclean")
     machine.scenario(GPU)
-    assert end(run(gpu, wanted)).outcome == "completed"
+    assert end(run(gpu, next_one)).outcome == "completed"
 
 
 def test_a_device_that_is_not_clean_when_an_attempt_is_reconciled_is_quarantined(gpu: Bench, machine: Machine) -> None:
@@ -405,6 +419,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "cgroup"
     made.mkdir()
     (made / "cgroup.procs").write_text("")
+    (made / "cgroup.kill").write_text("")
     (made / "pids.max").write_text("max\n")
     (made / "pids.events").write_text("max 0\n")
     (made / "memory.events").write_text("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n")
@@ -464,12 +479,12 @@ def test_a_kill_by_the_host_needs_the_kernels_word_for_it(gpu: Bench, tmp_path: 
 
 UNKILLABLE = """
 from capsule.host import attempt_run, attempt_tree, process, watchdog
-real, until = process.send, time.monotonic() + 4
+real, until = process.send, time.monotonic() + 2.8
 def send(item, number):
     return time.monotonic() >= until and real(item, number)
 process.send = attempt_tree.send = watchdog.send = send
 attempt_tree.cgroup.create = lambda name: None
-attempt_run.UNKILLABLE_MS = 1_000
+attempt_run.UNKILLABLE_MS = 500
 """
 
 
@@ -488,23 +503,24 @@ def test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_ba
     attempt = gpu.account().attempts[order.attempt]
     hold(gpu, wanted)
     assert end(attempt).outcome == "wall_limit"
-    assert end(attempt).charge.debited_ms >= observer.used_ms() > 2_500
+    assert end(attempt).charge.debited_ms >= observer.used_ms() > 1_700
     assert end(attempt).overrun_ms == end(attempt).charge.debited_ms - 1_700 > 0
     assert "heartbeat" in gpu.names(order.attempt)
     reason, words = refused(gpu, wanted)
-    assert (reason, "could not be killed for 1 s" in words) == ("quarantined", True)
+    assert (reason, "could not be killed for 0.5 s" in words) == ("quarantined", True)
 
 
 STORM = USE + "for _ in range(150):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)\n"
 
 
 def test_a_fork_storm_is_ended_whole_within_the_grace(gpu: Bench) -> None:
-    attempt = run(gpu, protocol(STORM, processes_max=20, kill_grace_seconds="3"))
+    attempt = run(gpu, protocol(STORM, processes_max=20, kill_grace_seconds="3"), NO_CGROUP)
     assert end(attempt).outcome == "fork_storm"
     assert "processes at once, 20 allowed" in end(attempt).evidence
     assert end(attempt).charge.debited_ms < 5_000
     assert attempt.exit is not None
     assert attempt.exit.cause == "fork_storm"
+    assert emptied(gpu, attempt)["level"] == "subreaper"
     assert is_clean(gpu, attempt)
 
 
@@ -514,6 +530,7 @@ def test_forks_that_a_cgroup_denied_are_a_storm_too(gpu: Bench, folder: Path) ->
     assert (folder / "pids.max").read_text().strip() == "480"
     assert end(attempt).outcome == "fork_storm"
     assert "its cgroup refused 17 new tasks" in end(attempt).evidence
+    assert (emptied(gpu, attempt)["level"], (folder / "cgroup.kill").read_text()) == ("cgroup", "1")
 
 
 # D9, D10, D13: clocks that jump.
@@ -666,7 +683,7 @@ def test_wall_limit_and_stop_hold_while_the_driver_hangs(gpu: Bench, machine: Ma
     if stopped:
         supervision = gpu.start(wanted)
         eventually(lambda: "spawned" in gpu.names(supervision.attempt))
-        time.sleep(1)
+        time.sleep(0.5)
         supervision.stop()
         assert supervision.wait(20) == launch.SETTLED
         attempt = gpu.account().attempts[supervision.attempt]
