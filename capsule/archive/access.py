@@ -18,6 +18,8 @@ from capsule.archive.frames import decompress, measure
 from capsule.archive.members import content_of
 from capsule.archive.model import ContainerError, fault
 from capsule.archive.source import Source
+from capsule.core.canonical import whole_lines
+from capsule.core.digest import PREFIX
 from capsule.core.errors import IncompleteError
 
 MEMBER_SIZE_MAX = 1 << 28
@@ -42,6 +44,21 @@ def open_member(path: Path | str, name: str, *, size_max: int = MEMBER_SIZE_MAX)
         if header != tar.encode(name, size) or hashlib.sha256(data).hexdigest() != digest_hex:
             raise fault("C-21", 0, "expected the content that the table names, found other bytes", name)
         return data
+
+
+def list_members(path: Path | str) -> Iterator[tuple[str, int, str]]:
+    """Yield name, size in bytes and digest of every member that the table lists, in its order.
+
+    Raises:
+        ContainerError: what the index leads to is damaged; said at the end, so only of a sound file is all of it true.
+    """
+    with Path(path).open("rb") as stream:
+        _, found = _read_index(stream)
+        for block in _blocks(content_of(_table_frames(stream, found))):
+            for line in whole_lines(block):
+                if member := layout.parse_member_line(line + b"\n"):
+                    name, size, digest_hex = member
+                    yield name, size, PREFIX + digest_hex
 
 
 def _read_index(stream: BinaryIO) -> tuple[list[tuple[int, int]], index.Index]:

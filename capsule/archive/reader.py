@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import BinaryIO, NamedTuple
 
 from capsule.archive import layout, tar
 from capsule.archive.frames import Decoded, Frame, decompress
+from capsule.archive.hashing import HashBehind
 from capsule.archive.index import Index, encode_index, encode_seek_table
 from capsule.archive.lines import LineDigest
 from capsule.archive.members import MemberLog, TableCheck, name_damage
@@ -71,7 +73,7 @@ def walk(stream: BinaryIO, *, threads: int = 2, limits: Limits = LIMITS) -> Gene
     """Yield what a stream holds, in order: per member a start, chunks and an end; findings; one `End`.
 
     A member without `MemberEnd` is damaged. No event is given for a member with a name that is not allowed or not in
-    order. `threads` decode ahead (0: none). Read errors raise `MachineError`.
+    order. `threads` decode ahead, and one more hashes what is large (0: none). Read errors raise `MachineError`.
     """
     return _Walk(stream, threads, limits).run()
 
@@ -121,6 +123,7 @@ class _Walk:
         self._scan = FrameScan(self._source)
         self._frames = decoded(self._scan, threads)
         self._raw = TarStream(self._source, self._frames)
+        self._hash_thread = ThreadPoolExecutor(1, thread_name_prefix="capsule-hash") if threads else None
         self._members = MemberLog()
         self._sums = LineDigest()
         self._name: str | None = None
@@ -135,6 +138,8 @@ class _Walk:
                 sound = sound and not isinstance(event, Finding)
                 yield event
         finally:
+            if self._hash_thread is not None:
+                self._hash_thread.shutdown(cancel_futures=True)
             self._frames.close()
         yield End(self._seal() if sound else None)
 
@@ -191,15 +196,17 @@ class _Walk:
         yield from findings
         if not findings:
             yield MemberStart(name, size)
-        hasher = None
+        hasher: hashlib._Hash | HashBehind | None = None
         header = b""
         left = size
         while left:
             data = self._raw.some(left)
-            if hasher is None:
-                hasher = hashlib.sha256(data)
-            else:
+            if hasher is not None:
                 hasher.update(data)
+            elif self._hash_thread is not None and size > layout.FRAME_SIZE:
+                hasher = HashBehind(self._hash_thread, data)
+            else:
+                hasher = hashlib.sha256(data)
             left -= len(data)
             if name == layout.HEADER:
                 header = (header + data)[: layout.HEADER_SIZE_MAX]

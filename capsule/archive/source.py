@@ -8,9 +8,11 @@ from __future__ import annotations
 import io
 from typing import BinaryIO, cast
 
+from capsule.archive.layout import FRAME_SIZE
 from capsule.core.errors import MachineError
 
-BUFFER_SIZE_MAX = 1 << 21
+BUFFER_SIZE_MAX = FRAME_SIZE + (FRAME_SIZE >> 4)
+"""The largest frame fits with the beginning of the next, so that its bytes are moved at most once."""
 BUFFER_SIZE_MIN = 1 << 16
 FIND_SIZE = 1 << 20
 

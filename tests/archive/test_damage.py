@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from container_forge import (
 )
 from container_vectors import LONG, NOISE, RANDOM
 
+from capsule.archive.hashing import HashBehind
 from capsule.archive.reader import Examination, examine, walk
 from capsule.core.errors import MalformedError
 
@@ -193,6 +195,14 @@ def test_a_failing_decoder_is_an_error_and_never_passes(monkeypatch: pytest.Monk
             examine(io.BytesIO(forge()), threads=threads)
 
 
+def test_a_failing_hash_is_an_error_and_never_passes() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        hasher = HashBehind(thread, b"one piece")
+        hasher.update("no bytes")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            hasher.hexdigest()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_hostile_files_stay_within_memory(tmp_path: Path) -> None:
     """Frames that expand thousandfold are read, and what is wrong with them found, in less than 128 MiB."""
@@ -245,7 +255,10 @@ def test_every_changed_byte_of_the_table_is_found_inside_sound_frames() -> None:
 
 def test_an_abandoned_walk_leaves_no_thread() -> None:
     before = threading.active_count()
-    events = walk(io.BytesIO(pack_with_writer(LONG)), threads=2)
-    next(events)
-    events.close()
-    assert threading.active_count() == before
+    data = pack_with_writer(LONG)
+    for expected in ("capsule-decode", "capsule-hash"):
+        events = walk(io.BytesIO(data), threads=2)
+        while not any(thread.name.startswith(expected) for thread in threading.enumerate()):
+            next(events)
+        events.close()
+        assert threading.active_count() == before
