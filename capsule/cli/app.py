@@ -440,7 +440,7 @@ def show(
     from capsule.steps import show as step
 
     if member is None:
-        words.emit(json_, *words.members(step.members(file)))
+        words.emit_members(json_, step.members(file))
     else:
         words.emit_bytes(json_, member, step.member(file, member))
 
@@ -456,8 +456,8 @@ def extract(
     from capsule.cli import words
     from capsule.steps import extract as step
 
-    names = step.extract_sources(file, directory) if sources else step.extract(file, directory)
-    words.emit(json_, *words.extracted(directory, names))
+    result = step.extract_sources(file, directory) if sources else step.extract(file, directory)
+    words.emit_extracted(json_, directory, result)
 
 
 @app.command(epilog="Example: capsule schema protocol")

@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from capsule.core.verdict import Verdict
     from capsule.host.reconcile import Finding as Settlement
     from capsule.steps.clean import Cleaned
+    from capsule.steps.extract import Extracted
     from capsule.steps.freeze import Frozen
     from capsule.steps.pack import Item, Packed
     from capsule.steps.replay import Replay
+    from capsule.steps.show import Listing
 
 Said = tuple[Any, str]
 """The JSON object of a command, and its words."""
@@ -253,15 +255,36 @@ def report_written(output: Path, form: str) -> Said:
     return {"file": str(output), "form": form}, f"wrote {output}"
 
 
-def members(listed: Sequence[tuple[str, int, str]]) -> Said:
-    """List a capsule's members."""
-    value = {"members": [{"name": name, "size_bytes": size, "sha256": digest} for name, size, digest in listed]}
-    return value, columns([(str(size), name) for name, size, _ in listed], ("bytes", "member"))
+def emit_members(wants_json: bool, listing: Listing) -> None:
+    """List a capsule's members, as they are read."""
+    if wants_json:
+        listed = ({"name": name, "size_bytes": size, "sha256": digest} for name, size, digest in listing.members)
+        _emit_object({}, "members", listed)
+        return
+    width = max(len("bytes"), len(str(listing.size_max)))
+    print(paint(f"{'bytes'.ljust(width)}  member", "faint"))
+    for name, size, _ in listing.members:
+        print(f"{str(size).ljust(width)}  {safe(name)}")
 
 
-def extracted(directory: Path, names: Sequence[str]) -> Said:
+def emit_extracted(wants_json: bool, directory: Path, result: Extracted) -> None:
     """Say what was extracted."""
-    return {"directory": str(directory), "files": list(names)}, f"wrote {len(names)} files below {directory}"
+    if wants_json:
+        _emit_object({"directory": str(directory)}, "files", result.names)
+    else:
+        print(f"wrote {result.count} files below {directory}")
+
+
+def _emit_object(value: dict[str, Any], key: str, items: Iterable[Any]) -> None:
+    """Print an object with one more key, of which the items are printed as they come; else as `emit` does."""
+    head, _, tail = json.dumps({**value, key: []}, indent=2, ensure_ascii=False).rpartition("[]")
+    sys.stdout.write(f"{head}[")
+    before = after = ""
+    for item in items:
+        text = json.dumps(item, indent=2, ensure_ascii=False).replace("\n", "\n    ")
+        sys.stdout.write(f"{before}\n    {text}")
+        before, after = ",", "\n  "
+    print(f"{after}]{tail}")
 
 
 def cleaned(result: Cleaned) -> Said:

@@ -104,10 +104,19 @@ def parse_lines(data: bytes, where: str) -> list[Any]:
 
 def iterate_lines(data: bytes, where: str) -> Iterator[Any]:
     """Yield the values of a list of canonical lines, each ended by one newline."""
-    if data and not data.endswith(b"\n"):
-        raise MalformedError(f"{where}: expected a newline at the end of the last line, found none")
+    refuse_cut(data, where)
     for number, line in enumerate(whole_lines(data), start=1):
         yield parse(line, f"{where}:{number}")
+
+
+def refuse_cut(data: bytes, where: str) -> None:
+    """Refuse lines of which the last does not end.
+
+    Raises:
+        MalformedError: it does not.
+    """
+    if data and not data.endswith(b"\n"):
+        raise MalformedError(f"{where}: expected a newline at the end of the last line, found none")
 
 
 def whole_lines(data: bytes) -> Iterator[bytes]:

@@ -6,7 +6,8 @@ that of `verdict.CHECKS`, and a later check relies on what an earlier one could 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import nsmallest
 
 from capsule.core.attempt import COMPLETED, Settled, exit_faults
 from capsule.core.canonical import iterate_lines
@@ -21,16 +22,18 @@ from capsule.core.ledger_checks import (
     check_ledger_chain,
     check_ledger_head,
 )
-from capsule.core.manifest import FileDigest, Manifest, cells_bytes, list_digest, read_sources, source_faults
+from capsule.core.manifest import FileDigest, ListDigest, Manifest, cells_bytes, list_digest
 from capsule.core.plan import complaints, enumerate_cells
 from capsule.core.progress import final_rows, outcome_of, processes
 from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive
 from capsule.core.schema import key_path
 from capsule.core.signature_checks import check_signature, check_timestamp
+from capsule.core.source_list import SourceList
 from capsule.core.table import table_rows
 from capsule.core.telemetry_checks import check_telemetry
 from capsule.core.toml import read_protocol
+from capsule.core.verdict import FINDINGS_COUNTED_MAX
 from capsule.core.version import passed_over
 
 REQUIRED_MEMBERS = (
@@ -39,13 +42,14 @@ REQUIRED_MEMBERS = (
 )  # fmt: skip
 JUDGED = COMPLETED | {"bad_records", "incomplete"}
 """Outcomes that follow from the journal of a process which exited with status 0."""
+NOTHING = list_digest(b"")
 REQUIRED_OF_MANIFEST = ("cells.jsonl", "manifest.json", "protocol.toml", "sources.jsonl")
 
 
 def check_container(reading: Reading) -> Checking:
     """V-01: the container is in its one canonical form, and every byte of the file belongs to it."""
     yield from reading.evidence.container_findings
-    return f"{len(reading.evidence.members)} members in canonical form"
+    return f"{len(reading.evidence.members) + reading.evidence.stored} members in canonical form"
 
 
 def check_members(reading: Reading) -> Checking:
@@ -63,7 +67,8 @@ def check_required(reading: Reading) -> Checking:
     numbers = sorted(evidence.generations)
     if numbers != list(range(1, len(numbers) + 1)) or not numbers:
         missing.append("1-manifest/001")
-    for number, files in sorted(evidence.generations.items()):
+    for number in numbers:
+        files = evidence.files(number)
         missing += [f"1-manifest/{number:03d}/{name}" for name in REQUIRED_OF_MANIFEST if name not in files]
     if missing:
         raise NotChecked(f"absent: {', '.join(missing)}")
@@ -81,7 +86,9 @@ def check_manifest(reading: Reading) -> Checking:
         for at, words in complaints(manifest.protocol):
             raise MalformedError(f"{place}/manifest.json: protocol: {key_path(at)}: {words}")
         reading.manifests.append(manifest)
-        yield from _lists_agree(manifest, files, place)
+        lists = {name: list_digest(data) for name, data in files.items() if name.endswith(".jsonl")}
+        lists |= {name: listed.digest for name, listed in reading.evidence.source_lists.get(number, {}).items()}
+        yield from _lists_agree(manifest, lists, place)
         protocol_file = files.get("protocol.toml", b"")
         if FileDigest(size=len(protocol_file), sha256=digest_of(protocol_file)) != manifest.protocol_file:
             yield f"{place}/protocol.toml: expected {manifest.protocol_file.sha256}, found {digest_of(protocol_file)}"
@@ -92,7 +99,7 @@ def check_manifest(reading: Reading) -> Checking:
     return f"{reading.manifest.identity}"
 
 
-def _lists_agree(manifest: Manifest, files: Mapping[str, bytes], place: str) -> Iterator[str]:
+def _lists_agree(manifest: Manifest, lists: Mapping[str, ListDigest], place: str) -> Iterator[str]:
     expected = {"cells.jsonl": manifest.cells, "sources.jsonl": manifest.sources}
     planned = [(arm.name, arm.revision) for arm in manifest.protocol.arms]
     if [(arm.arm, arm.revision) for arm in manifest.arms] != planned:
@@ -101,11 +108,11 @@ def _lists_agree(manifest: Manifest, files: Mapping[str, bytes], place: str) -> 
         name = f"sources-{arm.revision}.jsonl" if arm.revision else "sources.jsonl"
         if expected.setdefault(name, arm.sources) != arm.sources:
             yield f"{place}/manifest.json: arm {arm.arm} names another list than {name}"
-    for name in sorted(files):
-        if name.endswith(".jsonl") and name not in expected:
+    for name in sorted(lists):
+        if name not in expected:
             yield f"{place}/{name}: the manifest names no such list"
     for name, digest in expected.items():
-        found = list_digest(files.get(name, b""))
+        found = lists.get(name, NOTHING)
         if found != digest:
             words = f"expected {digest.count} lines with {digest.sha256}, found {found.count} with {found.sha256}"
             yield f"{place}/{name}: {words}"
@@ -170,26 +177,45 @@ def check_sources(reading: Reading) -> Checking:
     """V-15: every frozen source is there, nothing else is, and each attempt ran a frozen snapshot."""
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
-    wanted: set[str] = set()
-    for number, files in sorted(reading.evidence.generations.items()):
-        for name, data in files.items():
-            if name.startswith("sources"):
-                place = f"1-manifest/{number:03d}/{name}"
-                entries = read_sources(data, place)
-                wanted |= {entry.sha256 for entry in entries if entry.kind == "file"}
-                yield from (f"{place}: {words}" for words in source_faults(entries))
-                if number == _number_in_force(reading):
-                    revision = name.removeprefix("sources").removesuffix(".jsonl").removeprefix("-") or None
-                    reading.sources[revision] = entries
+    every: list[SourceList] = []
+    for number, name, listed in _source_lists(reading):
+        place = f"1-manifest/{number:03d}/{name}"
+        if listed.error is not None:
+            raise MalformedError(listed.error)
+        yield from (f"{place}: {words}" for words in listed.faults)
+        every.append(listed)
+        if number == _number_in_force(reading):
+            reading.sources[_revision(name)] = listed
     present = reading.evidence.sources
-    yield from (f"5-sources: {digest} is frozen and absent" for digest in sorted(wanted - present))
-    yield from (f"5-sources: {digest} is there and not frozen" for digest in sorted(present - wanted))
+    absent = _first(digest for listed in every for digest in listed.contents if digest not in present)
+    yield from (f"5-sources: {digest} is frozen and absent" for digest in absent)
+    extra = _first(digest for digest in present if all(digest not in listed.contents for listed in every))
+    yield from (f"5-sources: {digest} is there and not frozen" for digest in extra)
     lists = {item.identity: {arm.sources.sha256 for arm in item.arms} for item in reading.manifests}
     for attempt in reading.account.attempts.values():
         own = lists.get(attempt.reserved.manifest, set()) if attempt.reserved else set()
         if attempt.intent and not attempt.pilot and attempt.intent.snapshot not in own:
             yield f"{attempt.id}: ran a snapshot of {attempt.intent.snapshot}, which its manifest does not freeze"
-    return f"{len(wanted)} distinct files"
+    return f"{len(present)} distinct files"
+
+
+def _source_lists(reading: Reading) -> Iterator[tuple[int, str, SourceList]]:
+    """Yield number, name and what is known of every list of sources."""
+    evidence = reading.evidence
+    for number, files in sorted(evidence.generations.items()):
+        for name in sorted(evidence.files(number)):
+            if name.startswith("sources"):
+                read = evidence.source_lists.get(number, {}).get(name)
+                yield number, name, read or SourceList.of(files[name], f"1-manifest/{number:03d}/{name}")
+
+
+def _revision(name: str) -> str | None:
+    return name.removeprefix("sources").removesuffix(".jsonl").removeprefix("-") or None
+
+
+def _first(digests: Iterable[str]) -> list[str]:
+    """Return digests in their order, each once, and not more than a check counts."""
+    return sorted(set(nsmallest(FINDINGS_COUNTED_MAX + 1, digests)))
 
 
 def check_imports(reading: Reading) -> Checking:
@@ -209,13 +235,14 @@ def check_imports(reading: Reading) -> Checking:
             if any(arm.trial for arm in arms):
                 yield f"{attempt.id}: expected a record of what its trial imported, found none"
             continue
-        lists = [reading.sources.get(revision, []) for revision in {arm.revision for arm in arms}]
-        frozen = {(entry.path, entry.sha256) for entries in lists for entry in entries}
+        lists = [
+            reading.sources[revision] for revision in {arm.revision for arm in arms} if revision in reading.sources
+        ]
         own_modules = {arm.trial.partition(":")[0] for arm in arms if arm.trial}
         shown = set()
         for line in iterate_lines(data, f"3-attempts/{attempt.id}/provenance.jsonl"):
             modules += 1
-            yield from _import_faults(attempt.id, line, frozen)
+            yield from _import_faults(attempt.id, line, lists)
             if isinstance(line, dict) and line.get("origin") == "source":
                 shown.add(str(line.get("module")))
         for module in sorted(own_modules - shown) if attempt.end.outcome == "completed" else ():
@@ -223,12 +250,12 @@ def check_imports(reading: Reading) -> Checking:
     return f"{modules} imports" if modules else "no Python trial completed; what commands load is not looked into"
 
 
-def _import_faults(attempt: str, line: object, frozen: set[tuple[str, str]]) -> Iterator[str]:
+def _import_faults(attempt: str, line: object, lists: Sequence[SourceList]) -> Iterator[str]:
     item = line if isinstance(line, dict) else {}
     module, file = item.get("module"), item.get("name")
     if item.get("origin") not in ("source", "distribution", "stdlib", "tool"):
         yield f"{attempt}: module {module} is neither frozen nor of an installed distribution"
-    elif item["origin"] == "source" and (str(file), str(item.get("sha256"))) not in frozen:
+    elif item["origin"] == "source" and not any(frozen.holds(str(file), str(item.get("sha256"))) for frozen in lists):
         yield f"{attempt}: module {module} came from {file}, which is not frozen with those bytes for its arm"
 
 

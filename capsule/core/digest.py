@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -31,3 +32,58 @@ def hex_of(digest: str) -> str:
     """Return the hexadecimal part of a digest; a malformed one is a bug of the caller."""
     assert is_digest(digest), digest
     return digest[len(PREFIX) :]
+
+
+ROOMS = 1024
+
+
+class PackedSet:
+    """A set of byte strings of one size that takes little more than their bytes, for hundreds of thousands of them.
+
+    Each lies in one of many rooms, by Python's own hash, which nobody outside the process can aim at.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._rooms = [bytearray() for _ in range(ROOMS)]
+
+    def add(self, raw: bytes) -> None:
+        """Add what may be there already."""
+        assert len(raw) == self._size, raw
+        if raw not in self:
+            self._rooms[hash(raw) % ROOMS] += raw
+
+    def __contains__(self, raw: bytes) -> bool:
+        room = self._rooms[hash(raw) % ROOMS]
+        at = room.find(raw)
+        while at > 0 and at % self._size:
+            at = room.find(raw, at + 1)
+        return at >= 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for room in self._rooms:
+            for at in range(0, len(room), self._size):
+                yield bytes(room[at : at + self._size])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rooms)) // self._size
+
+
+class Digests:
+    """A set of digests in written form, of 32 bytes each; goes through them in no order."""
+
+    def __init__(self) -> None:
+        self._raw = PackedSet(hashlib.sha256().digest_size)
+
+    def add(self, digest: str) -> None:
+        """Add what may be there already."""
+        self._raw.add(bytes.fromhex(hex_of(digest)))
+
+    def __contains__(self, digest: str) -> bool:
+        return bytes.fromhex(hex_of(digest)) in self._raw
+
+    def __iter__(self) -> Iterator[str]:
+        return (PREFIX + raw.hex() for raw in self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)

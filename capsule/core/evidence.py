@@ -8,39 +8,49 @@ from typing import Any
 
 from capsule.core.attempt import Account
 from capsule.core.chain import Chain
-from capsule.core.manifest import FileDigest, Manifest, SourceEntry
+from capsule.core.digest import Digests
+from capsule.core.manifest import FileDigest, Manifest
 from capsule.core.plan import Cell
 from capsule.core.record import Journal
 from capsule.core.results import Results
 from capsule.core.signing import SignatureFound, TokenFound, Trust
+from capsule.core.source_list import SourceList
 
 
 @dataclass
 class Evidence:
     """A capsule's members as a reader handed them over; large ones only by digest.
 
-    `generations` are the manifests of the chain by number from 1, each a map of file name to bytes; `attempt_files`
-    the digests of every attempt's files; `table` the rows of the packed table, or the words for why it was not read,
-    and `telemetry_table` likewise, gone through once and in order. `later` are members of a newer minor version of the
-    format, which are listed and hashed and not looked at.
+    `members` are names, without those of as many sources and oracles as `stored` says. `generations` are the manifests
+    of the chain by number from 1, each a map of file name to bytes; lists of sources through which a reader went as
+    they came are in `source_lists` instead, by number and file name. `attempt_files` are the digests of every attempt's
+    files; `table` the rows of the packed table, or the words for why it was not read, and `telemetry_table` likewise,
+    gone through once and in order. `later` are members of a newer minor version of the format, which are listed and
+    hashed and not looked at.
     """
 
     container_findings: list[str] = field(default_factory=list)
     member_findings: list[str] = field(default_factory=list)
     members: set[str] = field(default_factory=set)
+    stored: int = 0
     later: list[str] = field(default_factory=list)
     generations: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    source_lists: dict[int, dict[str, SourceList]] = field(default_factory=dict)
     ledger: bytes = b""
     head: bytes = b""
     attempt_files: dict[str, dict[str, FileDigest]] = field(default_factory=dict)
     journals: dict[str, bytes] = field(default_factory=dict)
     provenance: dict[str, bytes] = field(default_factory=dict)
     telemetry: dict[str, bytes] = field(default_factory=dict)
-    sources: set[str] = field(default_factory=set)
+    sources: set[str] | Digests = field(default_factory=set)
     table: list[dict[str, Any]] | str = ""
     telemetry_table: Iterable[Mapping[str, Any]] | str = ()
     results: bytes = b""
     identity: str | None = None
+
+    def files(self, number: int) -> set[str]:
+        """The names of the files of a manifest."""
+        return {*self.generations.get(number, ()), *self.source_lists.get(number, ())}
 
 
 @dataclass
@@ -52,7 +62,7 @@ class Reading:
     trust: Trust = field(default_factory=Trust)
     manifests: list[Manifest] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
-    sources: dict[str | None, list[SourceEntry]] = field(default_factory=dict)
+    sources: dict[str | None, SourceList] = field(default_factory=dict)
     chain: Chain = field(default_factory=Chain)
     account: Account = field(default_factory=Account)
     journals: dict[str, Journal] = field(default_factory=dict)

@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from capsule.core.canonical import canonical, canonical_checked, iterate_lines, join_lines
+from capsule.core.canonical import (
+    canonical,
+    canonical_checked,
+    iterate_lines,
+    join_lines,
+    parse,
+    refuse_cut,
+)
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.paths import path_bytes, shown
@@ -56,28 +63,42 @@ def _folders(path: bytes) -> Iterator[bytes]:
         at = path.find(b"/", at + 1)
 
 
-def source_faults(entries: Iterable[SourceEntry]) -> Iterator[str]:
-    """Yield what no honest freeze writes: paths out of the tree or through a file, links that contradict their targets.
+class SourceFaults:
+    """Finds what no honest freeze writes: paths out of the tree or through a file, links that contradict their targets.
 
-    `entries` are in byte order of their paths, so a file comes before what would lie below it.
+    Entries are looked at in byte order of their paths, so a file comes before what would lie below it, and all that
+    begins with its path comes at once: only files whose paths begin this one's are remembered.
     """
-    files: set[bytes] = set()
-    for entry in entries:
+
+    def __init__(self) -> None:
+        self._files: dict[bytes, None] = {}
+
+    def of(self, entry: SourceEntry) -> Iterator[str]:
+        """Yield what is wrong with the next entry."""
         try:
             path = path_bytes(entry.path)
             target = path_bytes(entry.target) if entry.target is not None else None
         except MalformedError as error:
             yield error.message
-            continue
+            return
+        while self._files and not path.startswith(last := next(reversed(self._files))):
+            del self._files[last]
         if not is_inside(path):
             yield f"expected a path inside the tree, found {shown(entry.path)}"
-        elif any(above in files for above in _folders(path)):
+        elif any(above in self._files for above in _folders(path)):
             yield f"expected a path through folders, found {shown(entry.path)} below a file"
         if (target is not None, entry.mode is None) != (entry.kind == "link",) * 2:
             yield f"{shown(entry.path)}: expected a target for a link and a mode for a file, found otherwise"
         elif target is not None and (len(target), digest_of(target)) != (entry.size, entry.sha256):
             yield f"{shown(entry.path)}: expected size and digest of the link's target, found others"
-        files.add(path)
+        self._files[path] = None
+
+
+def source_faults(entries: Iterable[SourceEntry]) -> Iterator[str]:
+    """Yield what no honest freeze writes; `entries` are in byte order of their paths."""
+    faults = SourceFaults()
+    for entry in entries:
+        yield from faults.of(entry)
 
 
 class ListDigest(Model):
@@ -147,24 +168,54 @@ def sources_bytes(entries: list[SourceEntry]) -> bytes:
     return b"".join(canonical_checked(entry.to_json()) + b"\n" for entry in entries)
 
 
+class SourceLines:
+    """Reads a `sources` list as it comes, line by line, and keeps none of it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._number = 0
+        self._before: bytes | None = None
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[SourceEntry]:
+        """Yield the entries of the lines that end within the next bytes.
+
+        Raises:
+            MalformedError: a line is not canonical, not an entry, or not after the one before it in byte order of
+                paths. Nothing can be fed after that.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return map(self._entry, lines)
+
+    def finish(self) -> None:
+        """Say that nothing follows.
+
+        Raises:
+            MalformedError: the last line does not end.
+        """
+        refuse_cut(self._rest, self._where)
+
+    def _entry(self, line: bytes) -> SourceEntry:
+        self._number += 1
+        where = f"{self._where}:{self._number}"
+        entry: SourceEntry = _checked(SourceEntry, parse(line, where), self._where, self._number)
+        path = _raw(entry.path, where)
+        if self._before is not None and path <= self._before:
+            raise MalformedError(f"{where}: expected paths in byte order, each once, found {entry.path!r}")
+        if (entry.kind == "link") != (entry.target is not None) or (entry.kind == "link") != (entry.mode is None):
+            raise MalformedError(f"{where}: expected a mode of every file and a target of every link")
+        self._before = path
+        return entry
+
+
 def read_sources(data: bytes, where: str) -> list[SourceEntry]:
     """Read a `sources` list from its bytes.
 
     Raises:
-        MalformedError: a line is not canonical, not an entry, or not after the one before it in byte order of paths.
+        MalformedError: the bytes are not such a list; see `SourceLines`.
     """
-    entries: list[SourceEntry] = []
-    before: bytes | None = None
-    for number, value in enumerate(iterate_lines(data, where), 1):
-        entry: SourceEntry = _checked(SourceEntry, value, where, number)
-        path = _raw(entry.path, f"{where}:{number}")
-        if before is not None and path <= before:
-            raise MalformedError(f"{where}:{number}: expected paths in byte order, each once, found {entry.path!r}")
-        if (entry.kind == "link") != (entry.target is not None) or (entry.kind == "link") != (entry.mode is None):
-            raise MalformedError(f"{where}:{number}: expected a mode of every file and a target of every link")
-        entries.append(entry)
-        before = path
-    return entries
+    refuse_cut(data, where)
+    return list(SourceLines(where).feed(data))
 
 
 def _raw(path: str, where: str) -> bytes:

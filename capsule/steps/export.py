@@ -17,7 +17,8 @@ from capsule.core.verdict import Verdict
 from capsule.host.durable import write_durably
 from capsule.host.openssl import signing_key
 from capsule.steps.exports import bagit, intoto, mlflow, rocrate
-from capsule.steps.exports.folder import Folder, fresh
+from capsule.steps.exports.folder import Folder
+from capsule.steps.fresh import fresh
 from capsule.steps.judged import Judged, judged_stream
 from capsule.steps.report import check_output
 from capsule.steps.verify import open_capsule
@@ -63,7 +64,8 @@ def export(path: Path, form: str, output: Path, *, force: bool = False, key: Pat
             raise RefusedError(f"expected a new file, found one at {output}", hint="name another file")
     found, digest = _verified(path, force)
     if form in FOLDERS:
-        with fresh(output) as folder:
+        with fresh(output) as made:
+            folder = Folder(made)
             FOLDERS[form](found, path, folder)
         return Exported(form, output, len(folder.files), found.verdict, None)
     data = intoto.statement(found, path.name, digest)

@@ -1,23 +1,32 @@
 """Extract: write a capsule's members, or the frozen source tree, below a fresh folder and nowhere else.
 
 The capsule is read twice: once to the end, so that nothing is written of a damaged one, and once to write. Every file
-is created new, never through a link, and made read-only.
+is created new, never through a link, and made read-only. The folder gets its name once all is in it. However many
+members there are, no list of them is held; of a source tree the paths are, in little more than their bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsule.archive.reader import Chunk, MemberEnd, MemberStart, walk
-from capsule.core.errors import BrokenError, MachineError, RefusedError
-from capsule.core.manifest import read_sources, source_faults
-from capsule.core.paths import path_bytes
-from capsule.steps.show import member, members
-from capsule.steps.verify import open_capsule
+from capsule.archive.access import list_members
+from capsule.archive.reader import Chunk, MemberEnd, MemberStart
+from capsule.core.digest import PREFIX, Digests
+from capsule.core.errors import BrokenError, CapsuleError, IncompleteError
+from capsule.core.manifest import SourceEntry, SourceFaults, SourceLines
+from capsule.core.paths import path_bytes, path_text
+from capsule.steps.fresh import fresh
+from capsule.steps.show import sound
+
+SOURCES = "5-sources/"
+RECORD = struct.Struct("=32s?Q")
+"""Of one file: digest of its content, whether it may be executed, and where its path begins."""
 
 
 @dataclass(frozen=True)
@@ -28,51 +37,152 @@ class Place:
     mode: int = 0o444
 
 
-def extract(path: Path, target: Path) -> list[str]:
-    """Write every member below `target`, which must not exist or be empty; returns the names written.
+@dataclass(frozen=True)
+class Extracted:
+    """How many files were written, and their names, which can be gone through once."""
+
+    count: int
+    names: Iterator[str]
+
+
+def extract(path: Path, target: Path) -> Extracted:
+    """Write every member below `target`, which must not exist or be empty.
 
     Raises:
         BrokenError: the capsule is damaged; nothing was written.
         RefusedError: the target is there and not empty.
+        MachineError: the disk is full, or it cannot be written for another reason; nothing is left.
     """
-    names = [name for name, _, _ in members(path)]
-    _fresh(target)
-    _write(path, {name: [Place(name.encode())] for name in names}, target)
-    return names
+    count = sum(isinstance(event, MemberEnd) for event in sound(path))
+    with fresh(target) as made:
+        _write(path, made, lambda name: [Place(name.encode())])
+    return Extracted(count, (name for name, _, _ in list_members(path)))
 
 
-def extract_sources(path: Path, target: Path, revision: str | None = None) -> list[str]:
+def extract_sources(path: Path, target: Path, revision: str | None = None) -> Extracted:
     """Write the frozen source tree of the manifest in force below `target`; links only where they stay inside it.
 
     Raises:
         BrokenError: the capsule is damaged or lacks a source, or a path leads out of the tree; nothing was written.
+        IncompleteError: it has no list of sources.
         RefusedError: the target is there and not empty.
+        MachineError: the disk is full, or it cannot be written for another reason; nothing is left.
     """
-    listed = [name for name, _, _ in members(path)]
-    number = max((int(name.split("/")[1]) for name in listed if name.startswith("1-manifest/")), default=0)
-    file = f"1-manifest/{number:03d}/{f'sources-{revision}' if revision else 'sources'}.jsonl"
-    entries = read_sources(member(path, file), file)
-    if fault := next(source_faults(entries), None):
-        raise BrokenError(f"{path}: {fault}")
-    wanted: dict[str, list[Place]] = {}
-    links = []
-    for entry in entries:
+    tree, present = _read(path, revision)
+    tree.check(path, present)
+    with fresh(target) as made:
+        _write(path, made, tree.places)
+        for place, to in tree.links:
+            _link(made, place, to)
+    return Extracted(tree.count, tree.names())
+
+
+class _Tree:
+    """The files of a list of sources by the digest of their content, in rooms by its first byte, and the links."""
+
+    def __init__(self, where: str) -> None:
+        self.count = 0
+        self.links: list[tuple[bytes, bytes]] = []
+        self._error: CapsuleError | None = None
+        self._paths = bytearray()
+        self._rooms = [bytearray() for _ in range(256)]
+        self._lines = SourceLines(where)
+        self._faults = SourceFaults()
+        self._opened: tuple[int, dict[bytes, list[Place]]] = (-1, {})
+
+    def feed(self, data: bytes) -> None:
+        """Add the entries of the lines that end within the next bytes; the first fault is kept for `check`."""
+        if self._error is not None:
+            return
+        try:
+            for entry in self._lines.feed(data):
+                if words := next(self._faults.of(entry), None):
+                    raise BrokenError(words)
+                self._add(entry)
+        except CapsuleError as error:
+            self._error = error
+
+    def finish(self) -> None:
+        """Say that nothing follows."""
+        try:
+            self._lines.finish()
+        except CapsuleError as error:
+            self._error = self._error or error
+
+    def _add(self, entry: SourceEntry) -> None:
         place = path_bytes(entry.path)
         if entry.kind == "link":
             to = path_bytes(entry.target or "")
             if not _leaves(place, to):
-                links.append((place, to))
-            continue
-        mode = 0o555 if entry.mode == "0755" else 0o444
-        wanted.setdefault(f"5-sources/{entry.sha256.removeprefix('sha256:')}", []).append(Place(place, mode))
-    absent = sorted(wanted.keys() - set(listed))
-    if absent:
-        raise BrokenError(f"{path}: expected {absent[0]}, which the manifest freezes, found no such member")
-    _fresh(target)
-    _write(path, wanted, target)
-    for place, to in links:
-        _link(target, place, to)
-    return [entry.path for entry in entries if entry.kind == "file"]
+                self.links.append((place, to))
+            return
+        digest = bytes.fromhex(entry.sha256.removeprefix(PREFIX))
+        self._rooms[digest[0]] += RECORD.pack(digest, entry.mode == "0755", len(self._paths))
+        self._paths += place + b"\0"
+        self.count += 1
+
+    def check(self, path: Path, present: Digests) -> None:
+        """Refuse a list with a fault, or with content that is not among the members."""
+        if self._error is not None:
+            raise type(self._error)(f"{path}: {self._error.message}")
+        for number in range(len(self._rooms)):
+            for digest in sorted(self._open(number)):
+                if PREFIX + digest.hex() not in present:
+                    raise BrokenError(
+                        f"{path}: expected {SOURCES}{digest.hex()}, which the manifest freezes, found no such member"
+                    )
+
+    def places(self, name: str) -> Sequence[Place]:
+        """Return where a member goes; members come in the order of their names, so that one room is open at a time."""
+        if not name.startswith(SOURCES):
+            return ()
+        digest = bytes.fromhex(name.removeprefix(SOURCES))
+        if self._opened[0] != digest[0]:
+            self._opened = (digest[0], self._open(digest[0]))
+        return self._opened[1].get(digest, ())
+
+    def names(self) -> Iterator[str]:
+        """Yield the paths of the files in written form, in their order."""
+        at = 0
+        while at < len(self._paths):
+            path = self._path(at)
+            at += len(path) + 1
+            yield path_text(path)
+
+    def _open(self, number: int) -> dict[bytes, list[Place]]:
+        found: dict[bytes, list[Place]] = {}
+        for digest, executable, at in RECORD.iter_unpack(self._rooms[number]):
+            found.setdefault(digest, []).append(Place(self._path(at), 0o555 if executable else 0o444))
+        return found
+
+    def _path(self, at: int) -> bytes:
+        return bytes(self._paths[at : self._paths.index(b"\0", at)])
+
+
+def _read(path: Path, revision: str | None) -> tuple[_Tree, Digests]:
+    """Read a sound capsule to its end; return the tree of the manifest in force, and the sources that are there."""
+    wanted = re.compile(rf"1-manifest/[0-9]{{3}}/{re.escape(f'sources-{revision}' if revision else 'sources')}\.jsonl")
+    tree: _Tree | None = None
+    last = "1-manifest/000"
+    present = Digests()
+    reading = False
+    for event in sound(path):
+        if isinstance(event, MemberStart):
+            if event.name.startswith("1-manifest/") and event.name[: len(last)] > last:
+                last, tree = event.name[: len(last)], None
+            if reading := wanted.fullmatch(event.name) is not None:
+                tree = _Tree(event.name)
+        elif isinstance(event, Chunk) and reading and tree is not None:
+            tree.feed(bytes(event.data))
+        elif isinstance(event, MemberEnd):
+            if reading and tree is not None:
+                tree.finish()
+            if event.name.startswith(SOURCES):
+                present.add(PREFIX + event.name.removeprefix(SOURCES))
+            reading = False
+    if tree is None:
+        raise IncompleteError(f"{path}: expected a list of sources in {last}, found none")
+    return tree, present
 
 
 def _leaves(place: bytes, to: bytes) -> bool:
@@ -81,34 +191,20 @@ def _leaves(place: bytes, to: bytes) -> bool:
     return not to or to.startswith(b"/") or reached.split(b"/")[0] == b".."
 
 
-def _fresh(target: Path) -> None:
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
-            raise RefusedError(f"expected an empty or new folder, found files in {target}", hint="name another folder")
-    except FileExistsError as error:
-        raise RefusedError(f"expected a folder, found a file at {target}") from error
-    except OSError as error:
-        raise MachineError(f"cannot write to {target}: {error.strerror}") from error
-
-
-def _write(path: Path, wanted: Mapping[str, list[Place]], target: Path) -> None:
-    """Stream the wanted members into files; a member may have several places."""
-    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _write(path: Path, made: Path, places: Callable[[str], Sequence[Place]]) -> None:
+    """Stream members into files; `places` says for each where it goes, which may be several places or none."""
+    root = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     files: list[int] = []
     try:
-        with open_capsule(path) as stream:
-            for event in walk(stream):
-                if isinstance(event, MemberStart):
-                    files = [_create(root, place) for place in wanted.get(event.name, ())]
-                elif isinstance(event, Chunk):
-                    for descriptor in files:
-                        _write_all(descriptor, event.data)
-                elif isinstance(event, MemberEnd):
-                    while files:
-                        os.close(files.pop())
-    except OSError as error:
-        raise MachineError(f"cannot extract below {target}: {error.strerror}") from error
+        for event in sound(path):
+            if isinstance(event, MemberStart):
+                files.extend(_create(root, place) for place in places(event.name))
+            elif isinstance(event, Chunk):
+                for descriptor in files:
+                    _write_all(descriptor, event.data)
+            elif isinstance(event, MemberEnd):
+                while files:
+                    os.close(files.pop())
     finally:
         for descriptor in (*files, root):
             os.close(descriptor)
@@ -124,16 +220,14 @@ def _create(root: int, place: Place) -> int:
         os.close(folder)
 
 
-def _link(target: Path, place: bytes, to: bytes) -> None:
-    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _link(made: Path, place: bytes, to: bytes) -> None:
+    root = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         folder = _folder(root, place)
         try:
             os.symlink(to, place.rpartition(b"/")[2], dir_fd=folder)
         finally:
             os.close(folder)
-    except OSError as error:
-        raise MachineError(f"cannot extract below {target}: {error.strerror}") from error
     finally:
         os.close(root)
 

@@ -61,7 +61,7 @@ def replay(
         UsageError: a cell is not in the plan.
     """
     with open_capsule(path) as stream:
-        evidence = collect(stream)
+        evidence = collect(stream, whole_lists=False)
     verdict = judge(evidence)
     manifest, planned = _manifest(evidence, path)
     results = Results.from_bytes(evidence.results, "7-results/results.json") if verdict.integrity == "intact" else None

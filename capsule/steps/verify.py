@@ -7,6 +7,7 @@ and from a pipe.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -15,14 +16,15 @@ from capsule.archive.layout import is_allowed
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
 from capsule.archive.tables import read_table, scan_table
-from capsule.core.digest import PREFIX, is_digest
+from capsule.core.digest import PREFIX, Digests, is_digest
 from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import FileDigest, Manifest
 from capsule.core.signing import Trust
+from capsule.core.source_list import SourceList
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns
-from capsule.core.verdict import Verdict
+from capsule.core.verdict import FINDINGS_COUNTED_MAX, Verdict
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 """The first bytes of every zstd frame, and so of every capsule."""
@@ -35,6 +37,10 @@ ALL_KEPT_BYTES_MAX = 1 << 30
 
 TABLE_BYTES_MAX = 1 << 30
 """Bytes of one table, which holds the rows of all journals, or all samples."""
+
+SOURCE_LIST = re.compile(r"1-manifest/[0-9]{3}/sources(-[0-9a-f]+)?\.jsonl")
+STORED = ("5-sources/", "6-oracles/")
+"""Rooms whose members are named by their digests; of them only digests are kept."""
 
 OF_ATTEMPTS = {"journal.jsonl": "journals", "provenance.jsonl": "provenance", "telemetry.jsonl": "telemetry"}
 """Files of an attempt that the checks read, and where the evidence keeps them."""
@@ -50,7 +56,7 @@ def verify(stream: BinaryIO, *, against: Sequence[str] = (), trust: Trust | None
     for digest in against:
         if not is_digest(digest):
             raise UsageError(f"expected a digest `sha256:` and 64 hexadecimal digits, found {digest[:80]!r}")
-    return judge(collect(stream), against=against, trust=trust)
+    return judge(collect(stream, whole_lists=False), against=against, trust=trust)
 
 
 def open_capsule(path: Path) -> BinaryIO:
@@ -70,20 +76,31 @@ def open_capsule(path: Path) -> BinaryIO:
         raise MachineError(f"cannot read {path}: {error.strerror}") from error
 
 
-def collect(stream: BinaryIO) -> Evidence:
-    """Read a whole capsule into the evidence that the checks need."""
-    evidence = Evidence()
+def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
+    """Read a whole capsule into the evidence that the checks need; with `whole_lists` also the bytes of source lists.
+
+    Without them memory grows by some hundred bytes for each source.
+    """
+    evidence = Evidence(sources=Digests())
     tables: dict[str, bytes] = {}
-    for name, size, digest, data in _members(stream, evidence):
-        evidence.members.add(name)
+    for name, size, digest, content in _members(stream, evidence, whole_lists):
+        if name.startswith(STORED):
+            evidence.stored += 1
+        else:
+            evidence.members.add(name)
         if not is_allowed(name):
             evidence.later.append(name)
             continue
+        data = content if isinstance(content, bytes) else b""
         room, _, rest = name.partition("/")
         match room:
             case "1-manifest":
                 number, _, file = rest.partition("/")
-                evidence.generations.setdefault(int(number), {})[file] = data
+                files = evidence.generations.setdefault(int(number), {})
+                if isinstance(content, SourceList):
+                    evidence.source_lists.setdefault(int(number), {})[file] = content
+                else:
+                    files[file] = data
             case "2-ledger.jsonl":
                 evidence.ledger = data
             case "2-ledger.head.json":
@@ -99,9 +116,8 @@ def collect(stream: BinaryIO) -> Evidence:
                 if room == "5-sources":
                     evidence.sources.add(PREFIX + rest)
                 if digest != PREFIX + rest:
-                    evidence.member_findings.append(
-                        f"{name}: expected content with the digest of its name, found {digest}"
-                    )
+                    words = f"{name}: expected content with the digest of its name, found {digest}"
+                    _note(evidence.member_findings, words)
             case "7-results":
                 evidence.results = data
     evidence.table = _table(tables.get("rows.parquet", b""), evidence)
@@ -129,9 +145,14 @@ def recognised(stream: BinaryIO) -> BinaryIO:
     return buffered
 
 
-def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, str, bytes]]:
-    """Yield every whole member with its digest, its bytes where the checks read them; findings go to `evidence`."""
-    kept: list[bytes] | None = None
+def _members(
+    stream: BinaryIO, evidence: Evidence, whole_lists: bool
+) -> Iterator[tuple[str, int, str, bytes | SourceList]]:
+    """Yield every whole member with its digest and, where the checks read it, its bytes or what is known of a list.
+
+    Findings go to `evidence`.
+    """
+    kept: list[bytes] | SourceList | None = None
     left = ALL_KEPT_BYTES_MAX
     for event in walk(recognised(stream)):
         match event:
@@ -139,22 +160,34 @@ def _members(stream: BinaryIO, evidence: Evidence) -> Iterator[tuple[str, int, s
                 kept = [] if _is_kept(name) else None
                 most = TABLE_BYTES_MAX if name.startswith("4-") else KEPT_BYTES_MAX
                 if kept is not None and size > most:
-                    evidence.member_findings.append(f"{name}: expected at most {most} bytes, found {size}")
+                    _note(evidence.member_findings, f"{name}: expected at most {most} bytes, found {size}")
                     kept = None
                 elif kept is not None and size > left:
-                    evidence.member_findings.append(f"{name}: expected at most {left} bytes beside those before it")
+                    _note(evidence.member_findings, f"{name}: expected at most {left} bytes beside those before it")
                     kept = None
                 left -= size if kept is not None else 0
+                if kept is not None and not whole_lists and SOURCE_LIST.fullmatch(name):
+                    kept = SourceList(name)
             case Chunk(data):
-                if kept is not None:
+                if isinstance(kept, SourceList):
+                    kept.feed(bytes(data))
+                elif kept is not None:
                     kept.append(bytes(data))
             case MemberEnd(name, size, digest):
-                yield name, size, digest, b"".join(kept or [])
+                if isinstance(kept, SourceList):
+                    kept.finish()
+                yield name, size, digest, kept if isinstance(kept, SourceList) else b"".join(kept or [])
+                kept = None
             case Finding():
-                findings = evidence.member_findings if event.member else evidence.container_findings
-                findings.append(str(event))
+                _note(evidence.member_findings if event.member else evidence.container_findings, str(event))
             case End(sealed):
                 evidence.identity = sealed.identity if sealed else None
+
+
+def _note(findings: list[str], words: str) -> None:
+    """Keep a finding, if a check would count it."""
+    if len(findings) <= FINDINGS_COUNTED_MAX:
+        findings.append(words)
 
 
 def _is_kept(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all: written beside its place under another name, and moved there at the end.
+"""What an export writes into a fresh folder.
 
 Every file is created new. Names come from the container's closed set of member names, or from the exports themselves.
 """
@@ -6,17 +6,12 @@ Every file is created new. Names come from the container's closed set of member 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
-from capsule.core.errors import BrokenError, MachineError, RefusedError
+from capsule.core.errors import BrokenError
 
 
 @dataclass(frozen=True)
@@ -80,29 +75,3 @@ class Folder:
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("xb")
-
-
-@contextmanager
-def fresh(target: Path) -> Iterator[Folder]:
-    """Give a folder that becomes `target` once everything is written, and nothing if anything fails.
-
-    Raises:
-        RefusedError: the target is there and not an empty folder.
-        MachineError: it cannot be written.
-    """
-    try:
-        if target.is_symlink() or (target.exists() and not target.is_dir()):
-            raise RefusedError(f"expected a new or empty folder, found a file at {target}", hint="name another folder")
-        if target.is_dir() and any(target.iterdir()):
-            raise RefusedError(f"expected an empty or new folder, found files in {target}", hint="name another folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            yield Folder(beside)
-            beside.chmod(0o755)
-            os.rename(beside, target)  # noqa: PTH104 - also over an empty folder
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise MachineError(f"cannot write to {target}: {error.strerror or error}") from error
