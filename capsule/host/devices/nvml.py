@@ -39,6 +39,9 @@ PROCESSES = (
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
+UTILIZATION_MS = 2_000
+"""So often utilization is read while a process is listed: it costs more than all other readings together."""
+NOT_DUE = "read every two seconds"
 WHOLE_ONLY = "only the whole GPU has it, of which this is a MIG instance"
 
 _started_in: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -76,6 +79,7 @@ class NvmlBackend:
         self._cuda = cuda
         self._judge = Judge()
         self._events: dict[str, Any] = {}
+        self._utilization_due_ms: dict[str, int] = {}
 
     @property
     def started(self) -> bool:
@@ -136,7 +140,7 @@ class NvmlBackend:
 
             def look() -> Look:
                 nonlocal listed
-                found = self._look(uuid, handle, readings)
+                found = self._look(uuid, handle, readings, at_ms)
                 listed = listed or found.listed is not None
                 return found
 
@@ -165,8 +169,8 @@ class NvmlBackend:
 
     # Readings.
 
-    def _look(self, uuid: str, handle: Any, readings: _Readings) -> Look:
-        """Ask for what tells whose the device is."""
+    def _look(self, uuid: str, handle: Any, readings: _Readings, at_ms: int | None = None) -> Look:
+        """Ask for what tells whose the device is; in a sample (`at_ms`) for utilization only where it is due or tells."""
         unlisted = ""
         listed: set[int] = set()
         for function in PROCESSES:
@@ -180,8 +184,11 @@ class NvmlBackend:
         readings.take("memory_used_bytes", lambda info: int(info.used), "nvmlDeviceGetMemoryInfo", handle)
         if _is_instance(uuid):
             readings.miss("utilization_percent", WHOLE_ONLY)
-        else:
+        elif at_ms is None or not listed or at_ms >= self._utilization_due_ms.get(uuid, 0):
             readings.take("utilization_percent", lambda rates: int(rates.gpu), "nvmlDeviceGetUtilizationRates", handle)
+            self._utilization_due_ms[uuid] = (at_ms or 0) + UTILIZATION_MS
+        elif "utilization_percent" not in readings.values:
+            readings.missing.setdefault("utilization_percent", NOT_DUE)
         values = readings.values
         used, utilization = values.get("memory_used_bytes"), values.get("utilization_percent")
         return Look(None if unlisted else frozenset(listed), unlisted, used, utilization)
