@@ -170,7 +170,7 @@ class NvmlBackend:
     # Readings.
 
     def _look(self, uuid: str, handle: Any, readings: _Readings, at_ms: int | None = None) -> Look:
-        """Ask for what tells whose the device is; in a sample (`at_ms`) for utilization only where it is due or tells."""
+        """Ask for what tells whose the device is; in a sample, for utilization only where it is due or tells."""
         unlisted = ""
         listed: set[int] = set()
         for function in PROCESSES:
