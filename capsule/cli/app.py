@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from capsule import __version__
+
 app = typer.Typer(
     name="capsule",
-    help="Preregistered experiments and evidence capsules: freeze, run, pack, verify, replay.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -21,6 +22,21 @@ app = typer.Typer(
 ProtocolFile = Annotated[Path, typer.Argument(metavar="PROTOCOL", help="The protocol's TOML file.")]
 CapsuleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A capsule file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"capsule {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def capsule(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Preregistered experiments and evidence capsules: freeze, run, pack, verify, replay."""
 
 
 @app.command(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule import __version__
 from tests.conftest import Capsule
 from tests.study import make_study
 
@@ -71,6 +72,11 @@ def made_key(folder: Path) -> Path:
     if not key.exists():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     return key
+
+
+def test_the_version_is_that_of_the_package(capsule: Capsule) -> None:
+    said = capsule("--version")
+    assert (said.code, said.out, said.err) == (0, f"capsule {__version__}\n", "")
 
 
 def test_every_command_is_listed(capsule: Capsule) -> None:
