@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from capsule.core.attempt import Account, Attempt, Event, ManifestAdopted, Opened, Reserved
+from capsule.core.attempt import (
+    Account,
+    Attempt,
+    Charge,
+    Event,
+    ManifestAdopted,
+    Opened,
+    Reserved,
+    Settled,
+    exit_faults,
+)
 from capsule.core.manifest import sources_bytes
 from capsule.core.plan import enumerate_cells
 from capsule.core.progress import Process, processes
@@ -99,9 +109,9 @@ class Bench:
             reserved_ms=reserved_ms(protocol.budget),
         )  # fmt: skip
 
-    def reserve(self, protocol: Protocol, budget_ms: int = 10**9) -> Reservation:
+    def reserve(self, asked: Reserved) -> Reservation:
         return reserve(
-            self.ledger, self.asked(protocol), budget_ms=budget_ms, attempts_max=100,
+            self.ledger, asked, budget_ms=10**9, attempts_max=100,
             before=lambda attempt: launch.announce(self.attempts / attempt),
         )  # fmt: skip
 
@@ -120,7 +130,7 @@ class Bench:
     def order(self, protocol: Protocol, **more: Any) -> launch.LaunchOrder:
         if "trees" not in more:
             more["trees"] = [self.frozen()]
-        reservation = self.reserve(protocol)
+        reservation = self.reserve(self.asked(protocol))
         return launch.compose(
             protocol, self.process(protocol), reservation,
             ledger=self.ledger.path, ledger_head=self.ledger.head_path,
@@ -137,7 +147,22 @@ class Bench:
         supervision = self.start(protocol, **more)
         status = supervision.wait(60)
         assert status == launch.SETTLED, (status, self.log(supervision.attempt))
-        return self.account().attempts[supervision.attempt]
+        return self.measured(supervision.attempt)
+
+    def measured(self, attempt: str) -> Attempt:
+        """Return a settled attempt; hold that it was charged from its lease to its release, and ended as it exited."""
+        found = self.account().attempts[attempt]
+        assert isinstance(found.end, Settled)
+        assert found.reserved is not None
+        assert found.intent is not None
+        assert found.released is not None
+        assert found.exit is not None
+        span = found.released.boottime_ms - found.intent.leased.boottime_ms
+        charged = len(found.reserved.devices) * span
+        assert found.end.charge == Charge(lower_ms=charged, upper_ms=charged, debited_ms=charged, observed=True)
+        assert (span > 0, found.end.overrun_ms) == (True, max(0, charged - found.reserved.reserved_ms))
+        assert list(exit_faults(found.exit, found.end.outcome)) == []
+        return found
 
     def python(self, source: str, **limits: Any) -> Attempt:
         """Run a command that is a Python script of this source."""

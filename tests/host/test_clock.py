@@ -15,6 +15,16 @@ def test_a_reading_is_of_this_boot_and_never_goes_back() -> None:
     assert first.boottime_ms >= first.monotonic_ms
 
 
+def test_each_clock_is_the_systems_of_that_name(monkeypatch) -> None:
+    """A machine that slept has a boot-time clock ahead of the monotonic one."""
+    clocks = {clock.time.CLOCK_MONOTONIC: 5_000_000_000, clock.time.CLOCK_BOOTTIME: 9_000_000_000}
+    monkeypatch.setattr(clock.time, "clock_gettime_ns", clocks.__getitem__)
+    monkeypatch.setattr(clock.time, "time_ns", lambda: 1_500_000_000_123_456_789)
+    found = clock.read_clock()
+    assert (found.monotonic_ms, found.boottime_ms) == (5_000, 9_000)
+    assert found.realtime == "2017-07-14T02:40:00.123Z"
+
+
 @given(st.integers(0, 4_102_444_800_000))
 def test_wall_clock_text_keeps_every_millisecond(milliseconds: int) -> None:
     text = clock.realtime_text(milliseconds)

@@ -108,6 +108,7 @@ def test_a_reservation_whose_launcher_died_is_free(bench: Bench, tmp_path: Path)
     assert bench.account().held_ms("cpu", pilot=False) == 23_000
     launcher.kill()
     launcher.communicate()
+    assert bench.account().held_ms("cpu", pilot=False) == 23_000, "held until somebody has looked"
     (finding,) = look_twice(bench)
     assert finding.state == "reconciled"
     assert (end(bench, "a000001").outcome, end(bench, "a000001").charge.debited_ms) == ("never_started", 0)
@@ -296,10 +297,19 @@ def test_a_process_that_got_the_pid_since_is_never_signalled(bench: Bench) -> No
 
 
 def written(
-    bench: Bench, *, leased: Clock | None = None, spawned: Spawned | None = None, beats: int = 0, held: bool = False
+    bench: Bench,
+    *,
+    leased: Clock | None = None,
+    spawned: Spawned | None = None,
+    beats: int = 0,
+    held: bool = False,
+    devices: int = 1,
 ) -> tuple[str, Clock]:
     """Write an attempt that was leased ten seconds ago, with a heartbeat a second; return it and its lease's clock."""
-    reservation = bench.reserve(protocol_of(command=["true"]))
+    asked = bench.asked(protocol_of(command=["true"]))
+    names = tuple(f"CPU-{number}" for number in range(devices))
+    asked = asked.model_copy(update={"devices": names, "reserved_ms": devices * asked.reserved_ms})
+    reservation = bench.reserve(asked)
     (bench.attempts / reservation.attempt / launch.LAUNCHER).unlink()
     now = read_clock()
     leased = leased or now.model_copy(update={"boottime_ms": now.boottime_ms - 10_000})
@@ -316,12 +326,16 @@ def written(
     return reservation.attempt, leased
 
 
-def test_the_bounds_are_the_last_heartbeat_and_now(bench: Bench) -> None:
-    attempt, leased = written(bench, beats=4)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_bounds_are_the_last_heartbeat_and_now(bench: Bench, devices: int) -> None:
+    """Of every device; no second party enforced the deadline, so that the reservation of 23 s is no bound."""
+    attempt, leased = written(bench, beats=4, devices=devices)
     now = leased.model_copy(update={"boottime_ms": leased.boottime_ms + 90_000})
     look_twice(bench, lambda: now)
     charge = end(bench, attempt).charge
-    assert (charge.lower_ms, charge.upper_ms, charge.debited_ms) == (4_000, 90_000, 90_000)
+    assert (charge.lower_ms, charge.upper_ms, charge.debited_ms) == (devices * 4_000, *[devices * 90_000] * 2)
+    assert (charge.observed, bench.account().attempts[attempt].held_ms) == (False, devices * 90_000)
+    assert bench.names(attempt)[-2:] == ["held_unknown", "reconciled"]
     assert charge_faults(bench.account().attempts[attempt]) == []
 
 
@@ -337,9 +351,12 @@ def test_the_first_proof_of_death_stands_when_reconciling_crashed(bench: Bench) 
 @pytest.mark.parametrize(
     ("boot_after_ms", "upper_ms"), [(6_000, 6_000), (1_000_000, 23_000), (-5_000, 23_000), (2_000, 4_000)]
 )
-def test_after_a_new_boot_the_wall_clock_bounds_the_end(bench: Bench, boot_after_ms: int, upper_ms: int) -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_after_a_new_boot_the_wall_clock_bounds_the_end(
+    bench: Bench, boot_after_ms: int, upper_ms: int, devices: int
+) -> None:
     """No process outlives a boot; a wall clock that went back, or says less than a heartbeat, lowers nothing."""
-    attempt, leased = written(bench, beats=4)
+    attempt, leased = written(bench, beats=4, devices=devices)
     uptime_ms = 33_000
     boot_ms = realtime_ms(leased.realtime) + boot_after_ms
     now = Clock(
@@ -348,7 +365,8 @@ def test_after_a_new_boot_the_wall_clock_bounds_the_end(bench: Bench, boot_after
     look_twice(bench, lambda: now)
     found = end(bench, attempt)
     assert found.outcome == "host_crash"
-    assert (found.charge.lower_ms, found.charge.upper_ms, found.charge.debited_ms) == (4_000, upper_ms, upper_ms)
+    bounds = devices * 4_000, devices * upper_ms, devices * upper_ms
+    assert (found.charge.lower_ms, found.charge.upper_ms, found.charge.debited_ms) == bounds
 
 
 def test_files_are_hashed_as_they_were_found_with_a_torn_row(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -59,8 +60,10 @@ def pids(path: Path) -> list[int]:
 
 
 def test_a_command_that_records_its_row_completes(bench: Bench) -> None:
-    attempt = bench.python(RECORD + "record(x=1.5)")
+    attempt = bench.python(RECORD + "sum(range(3_000_000))\nrecord(x=1.5)")
     assert bench.names(attempt.id) == WHOLE
+    assert exit_of(attempt).user_ms > 0
+    assert exit_of(attempt).max_rss_bytes > 2**20
     assert (end(attempt).outcome, end(attempt).rows) == ("completed", 1)
     assert bench.journal(attempt.id) == '{"x": 1.5}\n{"end":true}\n'
     assert set(end(attempt).files) == {"journal.jsonl", "stdout", "stderr"}
@@ -303,8 +306,15 @@ def test_a_trial_that_ignores_term_is_killed_after_the_grace_and_why_is_written_
 
 
 def test_a_trial_that_heeds_term_is_not_killed(bench: Bench) -> None:
-    attempt = bench.python("import time; time.sleep(60)", wall_limit_seconds=1, kill_grace_seconds=20)
-    assert (end(attempt).outcome, exit_of(attempt).signal) == ("wall_limit", signal.SIGTERM)
+    """And when it is asked to end, the ledger says why already."""
+    source = (
+        "import signal, sys, time\n"
+        f"def end(*_):\n    print(open({str(bench.ledger.path)!r}).read().count('\"stopping\"'))\n    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, end)\ntime.sleep(60)"
+    )
+    attempt = bench.python(source, wall_limit_seconds=1, kill_grace_seconds=20)
+    assert (end(attempt).outcome, exit_of(attempt).exit_code) == ("wall_limit", 3)
+    assert (bench.attempts / attempt.id / "stdout").read_text() == "1\n"
     assert 1_000 <= end(attempt).charge.debited_ms < 3_000
     assert end(attempt).overrun_ms == 0
 
@@ -319,18 +329,28 @@ os.setsid()
 if os.fork():
     os._exit(0)
 import signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def note(*_):
+    open(PIDS + ".asked", "w").write(str(open(LEDGER).read().count('"stopping"')))
+signal.signal(signal.SIGTERM, note)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 os.environ.clear()
 for descriptor in range(3):
     os.close(descriptor)
 open(PIDS, "a").write(f"{os.getpid()}\\n")
-time.sleep(60)
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    time.sleep(1)
 """
 
 
+def grandchild(bench: Bench, pids: Path, seconds: str) -> str:
+    """A program that leaves a daemon; asked to end, that one notes how often the ledger says why, and stays."""
+    names = {"SLEEP": seconds, "PIDS": repr(str(pids)), "LEDGER": repr(str(bench.ledger.path))}
+    return re.sub("SLEEP|PIDS|LEDGER", lambda name: names[name[0]], GRANDCHILD)
+
+
 def test_a_daemon_that_outlives_its_leader_is_found_killed_and_not_plain_ok(bench: Bench, tmp_path: Path) -> None:
-    source = RECORD + "record(x=1)\n" + GRANDCHILD.replace("SLEEP", "0.3").replace("PIDS", repr(str(tmp_path / "pids")))
+    source = RECORD + "record(x=1)\n" + grandchild(bench, tmp_path / "pids", "0.3")
     attempt = bench.python(source, kill_grace_seconds="0.3")
     (daemon,) = pids(tmp_path / "pids")
     assert not Path(f"/proc/{daemon}").exists()
@@ -338,13 +358,12 @@ def test_a_daemon_that_outlives_its_leader_is_found_killed_and_not_plain_ok(benc
     assert str(daemon) in end(attempt).evidence
     empty = next(event for event in bench.events(attempt.id) if event.name == "tree_empty")
     assert empty.data.to_json()["killed"] == 1
-    assert "stopping" in bench.names(attempt.id)
+    assert (tmp_path / "pids.asked").read_text() == "1", "why it is ended was written first"
     assert end(attempt).charge.debited_ms >= 1_000
 
 
 def test_the_whole_tree_ends_at_the_wall_limit(bench: Bench, tmp_path: Path) -> None:
-    source = GRANDCHILD.replace("SLEEP", "60").replace("PIDS", repr(str(tmp_path / "pids")))
-    attempt = bench.python(source, wall_limit_seconds=1, kill_grace_seconds="0.3")
+    attempt = bench.python(grandchild(bench, tmp_path / "pids", "60"), wall_limit_seconds=1, kill_grace_seconds="0.3")
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids(tmp_path / "pids"))
     assert end(attempt).outcome == "wall_limit"
 
@@ -569,7 +588,7 @@ def test_a_signal_to_the_supervisor_stops_the_trial_as_the_user_s_wish(bench: Be
     eventually(lambda: "spawned" in bench.names(supervision.attempt))
     os.kill(supervision.pid, number)
     assert supervision.wait(20) == launch.SETTLED
-    attempt = bench.account().attempts[supervision.attempt]
+    attempt = bench.measured(supervision.attempt)
     assert end(attempt).outcome == "user"
     assert signal.Signals(number).name in end(attempt).evidence
     names = bench.names(attempt.id)
@@ -614,7 +633,15 @@ def test_a_lease_file_that_goes_stops_the_trial(bench: Bench, replaced: bool) ->
     if replaced:
         lease_path(bench.leases, "CPU-0").touch()
     assert supervision.wait(20) == launch.SETTLED
-    assert end(bench.account().attempts[supervision.attempt]).outcome == "lease_lost"
+    attempt = bench.measured(supervision.attempt)
+    assert (end(attempt).outcome, exit_of(attempt).signal) == ("lease_lost", signal.SIGTERM)
+    assert ("was replaced" if replaced else "is gone") in end(attempt).evidence
+
+
+def test_a_lease_file_that_went_just_before_the_trial_ended_counts_too(bench: Bench) -> None:
+    """Another attempt may have had the device since, and nobody could know."""
+    attempt = bench.python(RECORD + f"record(x=1)\nos.unlink({str(lease_path(bench.leases, 'CPU-0'))!r})")
+    assert (end(attempt).outcome, end(attempt).rows, exit_of(attempt).exit_code) == ("lease_lost", 1, 0)
 
 
 def test_the_supervisor_goes_on_when_the_command_that_started_it_is_killed(bench: Bench, tmp_path: Path) -> None:
