@@ -63,6 +63,8 @@ NOT_ACCEPTED = {
 
 def signatures(result: Verdict) -> str:
     """Return what follows `integrity: intact`: by whom each thing is signed; keys and reasons are told by V-08."""
+    from capsule.core.signature_checks import signer
+
     if not result.signatures:
         return "unsigned"
     words = []
@@ -70,7 +72,7 @@ def signatures(result: Verdict) -> str:
         found = [item for item in result.signatures if item.of == of]
         if any(item.answer == "broken" for item in found):
             words.append(f"a signature of something else than this {of}")
-        names = [name for item in found for name in item.principals if item.answer == "accepted"]
+        names = [signer(item) for item in found if item.answer == "accepted"]
         others = [NOT_ACCEPTED[item.answer] for item in found if item.answer in NOT_ACCEPTED]
         if names or others:
             words.append(f"{of} signed by {', '.join(dict.fromkeys(names or others))}")

@@ -25,6 +25,9 @@ MANIFEST = "manifest.json"
 TOKEN = "manifest.json.tsr"
 SIGNATURES = tuple(signature_name(MANIFEST, number) for number in range(1, SIGNATURES_MAX + 1))
 
+WILDCARDS = frozenset("*?")
+"""What makes a name of a policy a pattern (PATTERNS in ssh_config(5))."""
+
 NO_CHECKER = SignatureAnswer("unchecked", "nobody checked whether it is good")
 NO_AUTHORITY = TokenAnswer("unchecked", "unverified: no authority was given to check it by")
 
@@ -76,8 +79,18 @@ def _words(found: SignatureFound) -> str:
     key = f"key {found.key}"
     if found.answer == "accepted":
         when = f"at {found.judged_at}, the token's time" if found.judged_at else "now"
-        return f"{found.of} signed by {', '.join(found.principals)} ({key}), valid {when}, revocation not checked"
+        by = signer(found)
+        return f"{found.of} signed by {by}{'' if key in by else f' ({key})'}, valid {when}, revocation not checked"
     return f"{found.of} signed by {key}, {found.words}"
+
+
+def signer(found: SignatureFound) -> str:
+    """Say whose an accepted key is by the policy, which may have no name for its owner but a pattern."""
+    names = [name for name in found.principals if not WILDCARDS.intersection(name)]
+    if names:
+        return ", ".join(names)
+    patterns = " or ".join(repr(name) for name in found.principals)
+    return f"key {found.key}, which your policy takes for whoever matches {patterns}"
 
 
 def _offered(reading: Reading) -> Iterator[_Offered]:

@@ -176,6 +176,19 @@ def find_workspace(protocol: Path) -> Workspace:
     return Workspace(home, path)
 
 
+def find_begun(protocol: Path) -> Workspace:
+    """Find the workspace of a protocol that was frozen, or has a ledger although its manifests are gone.
+
+    Raises:
+        UsageError: there is no such file.
+        IncompleteError: nothing is frozen, so it has no ledger either.
+    """
+    workspace = find_workspace(protocol)
+    if not workspace.ledger.exists():
+        workspace.chain()
+    return workspace
+
+
 def _candidates(folder: Path) -> str | None:
     found = sorted(folder.glob("*.toml")) + sorted(folder.glob("protocols/*.toml"))
     return f"protocols here: {', '.join(path.name for path in found[:5])}" if found else "`capsule init` writes one"

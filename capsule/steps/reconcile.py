@@ -11,7 +11,7 @@ from capsule.host.ledger import Ledger
 from capsule.host.reconcile import Finding
 from capsule.host.reconcile import reconcile as reconcile_ledger
 from capsule.host.slurm import settle
-from capsule.host.workspace import Workspace, find_workspace
+from capsule.host.workspace import Workspace, find_begun
 
 POLL_SECONDS = 0.5
 JOB_POLL_SECONDS = 5.0
@@ -26,9 +26,10 @@ def reconcile(protocol_file: Path) -> list[Finding]:
     """Look at every open attempt of a protocol and settle those that nobody looks after any more.
 
     Raises:
+        IncompleteError: the protocol was never frozen.
         RefusedError: the ledger is damaged.
     """
-    return _reconcile(find_workspace(protocol_file))
+    return _reconcile(find_begun(protocol_file))
 
 
 def settle_open(workspace: Workspace, *, wait: bool) -> list[Finding]:

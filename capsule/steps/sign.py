@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.core.errors import BrokenError, FrozenError, IncompleteError, MachineError, RefusedError
+from capsule.core.signature_checks import SIGNATURES
 from capsule.core.sshsig import (
     ARCHIVE_NAMESPACE,
+    JUDGED_MAX,
     MANIFEST_NAMESPACE,
     SIGNATURES_MAX,
     SshSignature,
@@ -19,6 +21,7 @@ from capsule.host import ssh
 from capsule.host.durable import write_durably
 from capsule.host.ledger import Ledger
 from capsule.host.workspace import find_workspace
+from capsule.steps.trust import beside
 from capsule.steps.verify import MAGIC, open_capsule, verify
 
 
@@ -41,12 +44,13 @@ def sign(file: Path, key: Path | None = None) -> Signed:
         UsageError: there is no such file or key.
         IncompleteError: nothing is frozen, or the capsule lacks something.
         BrokenError: the capsule is broken; nobody should vouch for it.
-        RefusedError: nine signatures are there already.
+        RefusedError: nine signatures of it are there already, or as many as a capsule may come with.
         MachineError: ssh-keygen could not sign, or the file cannot be written.
     """
     chosen = key or ssh.default_key()
     if is_capsule(file):
-        identity = _identity(file)
+        identity, inside = _identity(file)
+        others = inside + len(beside(file))
         base, notes = file, []
         message, namespace, of = archive_message(identity), ARCHIVE_NAMESPACE, "capsule"
     else:
@@ -54,6 +58,7 @@ def sign(file: Path, key: Path | None = None) -> Signed:
         generation = workspace.current()
         base = generation.directory / "manifest.json"
         message, namespace, of = generation.files["manifest.json"], MANIFEST_NAMESPACE, "manifest"
+        others = sum(name in SIGNATURES for each in workspace.chain() for name in each.files)
         identity = generation.manifest.identity
         _, account = Ledger(workspace.ledger, workspace.head).read()
         begun = [a for a in account.attempts.values() if a.reserved and a.reserved.manifest == identity]
@@ -66,6 +71,7 @@ def sign(file: Path, key: Path | None = None) -> Signed:
     for number in range(1, SIGNATURES_MAX + 1):
         path = base.with_name(signature_name(base.name, number))
         if not path.exists():
+            _check_count(others, of)
             _write(path, made)
             return Signed(of, identity, own, path, True, notes)
         there = path.read_bytes()
@@ -89,8 +95,18 @@ def is_capsule(file: Path) -> bool:
         return False
 
 
-def _identity(file: Path) -> str:
-    """Verify a capsule and return its identity."""
+def _check_count(others: int, of: str) -> None:
+    """Refuse a signature beyond those that a reader judges: a capsule that comes with more is broken."""
+    if others >= JUDGED_MAX:
+        what = "a capsule and the manifests in it" if of == "capsule" else "all manifests of a protocol"
+        raise RefusedError(
+            f"expected fewer than {JUDGED_MAX} signatures of {what}, found {others}",
+            hint=f"`capsule verify` judges at most {JUDGED_MAX} and calls a capsule with more broken",
+        )
+
+
+def _identity(file: Path) -> tuple[str, int]:
+    """Verify a capsule; return its identity, and how many signatures of manifests are in it."""
     with open_capsule(file) as stream:
         verdict = verify(stream)
     error = {"broken": BrokenError, "incomplete": IncompleteError}.get(verdict.integrity)
@@ -99,7 +115,7 @@ def _identity(file: Path) -> str:
             f"{file}: expected an intact capsule to vouch for, found one that is {verdict.integrity}",
             hint=f"see why: capsule verify {file}",
         )
-    return verdict.capsule
+    return verdict.capsule, len(verdict.signatures)
 
 
 def _write(path: Path, data: bytes) -> None:

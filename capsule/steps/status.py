@@ -20,7 +20,7 @@ from capsule.host.reconcile import liveness
 from capsule.host.reservation import LOCK, Worker, at_work
 from capsule.host.slurm import settle
 from capsule.host.slurm.job import ASK_SECONDS
-from capsule.host.workspace import Workspace, find_workspace
+from capsule.host.workspace import Workspace, find_begun, find_workspace
 from capsule.steps.pace import Rest, rest_of
 from capsule.steps.slots import DeviceState, Machine
 from capsule.steps.standing import standing
@@ -208,9 +208,10 @@ def ledger(
     """Read a protocol's ledger.
 
     Raises:
-        RefusedError: it is damaged.
+        IncompleteError: the protocol was never frozen.
+        RefusedError: the ledger is damaged.
     """
-    workspace = find_workspace(protocol_file)
+    workspace = find_begun(protocol_file)
     note_if_locked(workspace, note)
     chain, account = Ledger(workspace.ledger, workspace.head).read()
     events = [

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.core.digest import hex_of
-from capsule.core.errors import BrokenError, FrozenError, MachineError, UsageError
+from capsule.core.errors import BrokenError, FrozenError, MachineError, RefusedError, UsageError
+from capsule.core.sshsig import JUDGED_MAX
 from capsule.core.tokens import SIZE_MAX, Token, as_reply, read_token
 from capsule.host import tsa
 from capsule.host.durable import read_regular, write_durably, write_output
@@ -37,13 +38,21 @@ def timestamp(
         MalformedError: the reply is no granted token.
         BrokenError: the token is over something else.
         FrozenError: another token is there already.
+        RefusedError: the manifests before have as many tokens as a capsule may come with.
     """
     if sum(choice is not None for choice in (url, query, token)) != 1:
         raise UsageError(
             "expected exactly one of --url, --query and --token",
             hint="--url asks an authority over the network; --query OUT and --token FILE do without",
         )
-    generation = find_workspace(protocol).current()
+    chain = find_workspace(protocol).chain()
+    generation = chain[-1]
+    stamped = sum(TOKEN in each.files for each in chain[:-1])
+    if stamped >= JUDGED_MAX:
+        raise RefusedError(
+            f"expected fewer than {JUDGED_MAX} tokens of all manifests of a protocol, found {stamped}",
+            hint=f"`capsule verify` judges at most {JUDGED_MAX} and calls a capsule with more broken",
+        )
     identity = generation.manifest.identity
     if query is not None:
         return _query(identity, query)

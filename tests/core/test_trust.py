@@ -12,6 +12,7 @@ import pytest
 from builders import History, edited, generation, honest, manifest_of, rechained, sealed, with_ledger
 
 from capsule.archive.readme import verify_text
+from capsule.cli.signed import signatures
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.rests import GROUNDS
@@ -165,6 +166,20 @@ def test_names_of_a_policy(alice: Key) -> None:
     )  # fmt: skip
     policy += "nul\0@example.org " + alice.public + "\n"
     assert only(judge(evidence, trust=by(policy))).principals == ("*@other.org", "erin@example.org")
+
+
+@pytest.mark.parametrize(("patterns", "shown"), [("*", "'*'"), ('"*,a?c@*"', "'*' or 'a?c@*'")])
+def test_a_pattern_is_nobodys_name(alice: Key, patterns: str, shown: str) -> None:
+    """S-07: where the policy has a pattern in the place of a name, the key and the pattern are told, and no name is."""
+    verdict = judge(with_files(sig=alice.sign(MANIFEST, "capsule-manifest")), trust=by(alice.allowed(patterns)))
+    said = f"manifest 1 signed by key {only(verdict).key}, which your policy takes for whoever matches {shown}"
+    assert check(verdict, "V-08").words.startswith(f"{said}, valid now")
+    assert signatures(verdict).startswith(said)
+    named = judge(
+        with_files(sig=alice.sign(MANIFEST, "capsule-manifest")),
+        trust=by(alice.allowed(patterns) + alice.allowed("alice@example.org")),
+    )
+    assert signatures(named).startswith("manifest 1 signed by alice@example.org,")
 
 
 @pytest.mark.parametrize("options", ["cert-authority", 'unheard-of="x"', 'namespaces="', 'valid-before="soon"'])

@@ -25,6 +25,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from capsule.archive.reader import walk
+from capsule.steps.exports import rocrate
 from tests.conftest import Capsule
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -50,6 +51,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def members_of(name: str) -> set[str]:
     with golden(name).open("rb") as stream:
         return {event.name for event in walk(stream) if type(event).__name__ == "MemberStart"}
+
+
+def test_a_crate_says_which_members_this_version_does_not_know(capsule: Capsule, tmp_path: Path) -> None:
+    folder = exported(capsule, "newer-minor", "ro-crate", tmp_path / "crate")
+    graph = json.loads((folder / "ro-crate-metadata.json").read_text())["@graph"]
+    said = {item["@id"]: item["description"] for item in graph if item["@type"] == "File"}
+    assert [name for name in said if said[name] == rocrate.LATER] == ["8-plots/ratio.svg"]
+    assert rocrate.description("8-README/NOTES.md") == rocrate.LATER
+    assert rocrate.description("8-README/VERIFY.md") == rocrate.ROOMS["8-README"]
 
 
 @pytest.mark.parametrize("name", INTACT)

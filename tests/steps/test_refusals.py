@@ -221,6 +221,23 @@ def test_a_time_without_its_offset_is_refused(capsule: Capsule, tmp_path: Path) 
     assert "not_after" in said.err
 
 
+@pytest.mark.parametrize("command", ["ledger", "reconcile", "status", "clean", "run", "pack"])
+def test_what_was_never_frozen_has_no_account(capsule: Capsule, tmp_path: Path, command: str) -> None:
+    """A file that is no frozen protocol is told as such, and never as one without events."""
+    protocol, other = make_study(tmp_path), tmp_path / "README.md"
+    other.write_text("read me")
+    for file in (protocol, other):
+        said = capsule(command, file, "--json")
+        assert said.code == 3, said
+        assert json.loads(said.out)["error"]["code"] == "incomplete"
+        assert f"expected a frozen manifest in {file.with_name(file.stem + '.frozen')}, found none" in said.err
+        assert f"capsule: hint: freeze the protocol first: capsule freeze {file}" in said.err
+    assert capsule("freeze", protocol).code == 0
+    for name, words in (("ledger", "no attempt yet"), ("reconcile", "nothing was open")):
+        said = capsule(name, protocol)
+        assert (said.code, said.out) == (0, f"{words}\n")
+
+
 def test_a_ledger_that_was_removed_is_missed(capsule: Capsule, tmp_path: Path) -> None:
     """Removing ledger and head while the attempts are there gives no budget back."""
     protocol = make_study(tmp_path / "s")

@@ -189,6 +189,36 @@ def test_several_people_sign(capsule: Capsule, frozen: Path, keys: Path, tmp_pat
     assert "at most 9 signatures" in said.err
 
 
+def test_as_many_sign_as_verify_judges(capsule: Capsule, frozen: Path, tmp_path: Path) -> None:
+    """S-01: the hundredth signature of a protocol's manifests is made, and a further one refused in words."""
+    text, folder = frozen.read_text(), frozen.parent / "study.frozen"
+    for number in range(1, 12):
+        frozen.write_text(text.replace("A small study", f"A small study, {number}"))
+        assert capsule("amend", frozen, "--reason", "another title").code == 0
+        for name in ("", *(f".{more}" for more in range(2, 10))):
+            (folder / f"{number:03d}" / f"manifest.json{name}.sig").write_text("a signature of somebody")
+    first, second = Key.make(tmp_path / "first"), Key.make(tmp_path / "second")
+    assert capsule("sign", frozen, "--key", first.path).code == 0
+    said = capsule("sign", frozen, "--key", second.path, "--json")
+    assert (said.code, json.loads(said.out)["error"]["code"]) == (4, "refused")
+    assert "expected fewer than 100 signatures of all manifests of a protocol, found 100" in said.err
+    assert "judges at most 100" in said.err
+    assert not (folder / "012" / "manifest.json.2.sig").exists()
+    assert capsule("sign", frozen, "--key", first.path).code == 0, "signed already is success"
+
+
+def test_a_capsule_with_as_many_is_not_signed(
+    capsule: Capsule, signed: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-01: signatures of the manifests inside count with those beside the capsule."""
+    file = copied(signed, tmp_path)
+    monkeypatch.setattr("capsule.steps.sign.JUDGED_MAX", 2)
+    said = capsule("sign", file, "--key", Key.make(tmp_path / "other").path)
+    assert said.code == 4
+    assert "expected fewer than 2 signatures of a capsule and the manifests in it, found 2" in said.err
+    assert not Path(f"{file}.2.sig").exists()
+
+
 def test_what_nobody_should_vouch_for(capsule: Capsule, signed: Path, keys: Path, tmp_path: Path) -> None:
     """A broken capsule is not signed; a signature by the same key over another one is not replaced."""
     file = copied(signed, tmp_path, signature=False)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from capsule import __version__
+from capsule.archive.layout import is_allowed
 from capsule.core.digest import PREFIX
 from capsule.core.document import visible
 from capsule.core.errors import CapsuleError
@@ -116,11 +117,18 @@ def _file(file: Written, paths: dict[str, str]) -> Entity:
         "@id": quote(file.name),
         "@type": "File",
         "name": visible(path),
-        "description": ROOMS.get(file.name) or ROOMS.get(file.name.partition("/")[0], LATER),
+        "description": description(file.name),
         "encodingFormat": "text/plain" if text else FORMATS.get(Path(path).suffix, "application/octet-stream"),
         "contentSize": str(file.size),
         "identifier": PREFIX + file.sha256,
     }
+
+
+def description(name: str) -> str:
+    """Say what a member is, by its room; one that this version does not know is none of its room's, wherever it is."""
+    if not is_allowed(name):
+        return LATER
+    return ROOMS.get(name) or ROOMS[name.partition("/")[0]]
 
 
 def _source_paths(found: Judged) -> dict[str, str]:
