@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from capsule.core import chain as chain_module
 from capsule.core.attempt import (
     Charge,
     Heartbeat,
@@ -75,6 +78,19 @@ def test_a_ledger_that_was_never_written_is_empty_and_stays_absent(tmp_path: Pat
     assert not (tmp_path / "deep").exists()
 
 
+def test_an_event_is_durable_before_its_head_and_a_new_file_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is synced, in this order: the folder of a new ledger, its line, the head, and the folder again."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    folder = tmp_path / "new"
+    folder.mkdir()
+    opened(folder)
+    names = [path.name.partition(".")[0] for path in synced]
+    assert names == ["new", "ledger", "head", "new", "ledger", "head", "new"]
+
+
 def test_what_was_appended_is_read_back_in_order(running: Ledger) -> None:
     chain, account = again(running).read()
     assert [event.name for event in chain.events] == ["opened", "manifest_adopted", "reserved", "intent", "spawned"]
@@ -119,13 +135,13 @@ def test_a_resumed_ledger_starts_at_its_place_and_knows_its_own_attempt(
 # D14: cut at every byte of the last two lines.
 
 
-def test_a_cut_within_the_last_line_is_sealed_and_never_fused(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    ledger = opened(tmp_path / "whole")
+def test_a_cut_within_the_last_line_is_sealed_and_never_fused(quick: Path) -> None:
+    (quick / "whole").mkdir()
+    ledger = opened(quick / "whole")
     whole = ledger.path.read_bytes()
     first = whole.index(b"\n") + 1
     for cut in range(first, len(whole)):
-        folder = tmp_path / str(cut)
+        folder = quick / str(cut)
         folder.mkdir()
         (folder / "ledger.jsonl").write_bytes(whole[:cut])
         # The head of the line that was torn was never written: it comes second.
@@ -159,6 +175,15 @@ def settled(folder: Path) -> Ledger:
     return ledger
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in memory where there is one; an equal line is not judged anew each time."""
+    monkeypatch.setattr(chain_module, "_entry", lru_cache(chain_module._entry))
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
 def rewound(ledger: Ledger, count: int) -> None:
     """Set the head back to the first `count` events, as a crash before it was written leaves it (or a forger)."""
     lines = ledger.path.read_bytes().splitlines()
@@ -167,15 +192,12 @@ def rewound(ledger: Ledger, count: int) -> None:
 
 
 @pytest.mark.parametrize("events", [7, 9])
-def test_a_ledger_cut_at_any_byte_of_its_last_two_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int
-) -> None:
+def test_a_ledger_cut_at_any_byte_of_its_last_two_lines(quick: Path, events: int) -> None:
     """D14: with its head one event behind it loses what nobody was told, which is sealed; else it is refused.
 
     Its last event ends an attempt, or starts one; what is held for both never falls.
     """
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # what the disk holds is not the question, and slow
-    ledger = settled(tmp_path)
+    ledger = settled(quick)
     whole = b"".join(ledger.path.read_bytes().splitlines(keepends=True)[:events])
     last = whole.rindex(b"\n", 0, len(whole) - 1) + 1
     before = whole.rindex(b"\n", 0, last - 1) + 1
@@ -244,9 +266,9 @@ def flips(data: bytes, label: str) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_any_bit_flipped_in_a_ledger_is_found(tmp_path: Path, behind: bool) -> None:
+def test_any_bit_flipped_in_a_ledger_is_found(quick: Path, behind: bool) -> None:
     """D15: refused and left alone; of a last line that no head vouches for yet, damage is found where it shows."""
-    ledger = settled(tmp_path)
+    ledger = settled(quick)
     whole = ledger.path.read_bytes()
     if behind:
         rewound(ledger, whole.count(b"\n") - 1)
@@ -269,8 +291,8 @@ def test_any_bit_flipped_in_a_ledger_is_found(tmp_path: Path, behind: bool) -> N
         assert ledger.path.read_bytes() == damaged
 
 
-def test_any_bit_flipped_in_a_head_is_found(tmp_path: Path) -> None:
-    ledger = settled(tmp_path)
+def test_any_bit_flipped_in_a_head_is_found(quick: Path) -> None:
+    ledger = settled(quick)
     for _, damaged in flips(ledger.head_path.read_bytes(), "head"):
         ledger.head_path.write_bytes(damaged)
         with pytest.raises(RefusedError):
