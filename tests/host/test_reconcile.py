@@ -16,7 +16,8 @@ from capsule.core.ledger_checks import _charge_faults
 from capsule.host import launch
 from capsule.host import reconcile as reconcile_module
 from capsule.host.clock import read_clock, realtime_ms, realtime_text
-from capsule.host.process import identify, is_alive, read_stat
+from capsule.host.lease import lease_path
+from capsule.host.process import identify, is_alive, lock_owners, read_stat
 from capsule.host.reconcile import Finding, liveness, reconcile
 from capsule.host.supervision import Supervision, start
 from capsule.host.traces import read_traces
@@ -193,9 +194,11 @@ def test_a_daemon_that_cleared_its_environment_is_found_by_the_lease_it_holds(be
     eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     daemon = identify(int((tmp_path / "pid").read_text()))
     kill_supervisor(bench, supervision)
+    kill_watchdog(bench, supervision)
     os.kill(child, signal.SIGKILL)
     eventually(lambda: gone(child))
     assert is_alive(daemon)
+    assert [item.pid for item in lock_owners(lease_path(bench.leases, bench.device))] == [daemon.pid]
     (finding,) = look_twice(bench)
     assert finding.state == "reconciled"
     assert not is_alive(daemon)

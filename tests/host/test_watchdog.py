@@ -12,7 +12,8 @@ import pytest
 from capsule.core.attempt import Attempt, Reconciled, Settled, exit_faults
 from capsule.host import launch
 from capsule.host.clock import read_clock
-from capsule.host.process import identify, is_alive
+from capsule.host.lease import lease_path
+from capsule.host.process import identify, is_alive, lock_owners
 from capsule.host.reconcile import Finding, liveness, reconcile
 from capsule.host.supervision import Supervision
 from capsule.host.traces import SEEN, read_traces
@@ -99,6 +100,7 @@ def test_the_next_command_ends_what_a_watchdog_still_keeps_and_charges_to_its_en
     supervision.wait(5)
     watchdog = watchdog_of(bench, supervision.attempt)
     assert not gone(pid)
+    assert watchdog in [item.pid for item in lock_owners(lease_path(bench.leases, bench.device))]
     (finding,) = settle(bench)
     assert finding.state == "reconciled"
     assert gone(pid)
