@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -127,7 +128,12 @@ def test_what_is_no_protocol_is_refused(capsule: Capsule, tmp_path: Path, data: 
 
 def test_two_runs_at_once(capsule: Capsule, tmp_path: Path) -> None:
     """The second run is told who holds the device; with --wait it goes on afterwards; no cell runs twice."""
-    trial = "import time\ndef measure(cell):\n    time.sleep(0.5)\n    return {'amount': 1.0, 'seconds': 0.0}\n"
+    gate = tmp_path / "gate"
+    trial = (
+        "import os, time\n"
+        f"def measure(cell):\n    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.02)\n"
+        "    return {'amount': 1.0, 'seconds': 0.0}\n"
+    )
     protocol = make_study(tmp_path / "s", trial=trial)
     assert capsule("freeze", protocol).code == 0
     command = [sys.executable, "-m", "capsule", "run", str(protocol)]
@@ -138,7 +144,9 @@ def test_two_runs_at_once(capsule: Capsule, tmp_path: Path) -> None:
         time.sleep(0.05)
     second = capsule("run", protocol)
     assert second.code == 4, second
+    assert f"pid {first.pid}" in second.err
     assert "a000001" in second.err
+    threading.Timer(0.5, gate.touch).start()
     waited = capsule("run", protocol, "--wait")
     assert waited.code == 0, waited
     assert first.wait(60) in (0, 4), first.communicate()

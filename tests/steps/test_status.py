@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from capsule.host import ledger
 from capsule.host.lease import lease_directory, quarantine, quarantine_path, quarantined
 from tests.conftest import Capsule
 from tests.host.conftest import eventually
@@ -213,8 +214,12 @@ def test_watching_ends_with_an_interrupt(capsule: Capsule, tmp_path: Path) -> No
     assert run.wait(30) == 130
 
 
-def test_a_locked_ledger_is_said_at_once_and_read_after_a_moment(capsule: Capsule, tmp_path: Path) -> None:
+def test_a_locked_ledger_is_said_at_once_and_read_after_a_moment(
+    capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stopped writer keeps nobody from reading: words name it at once, and the status comes within seconds."""
+    assert ledger.PATIENCE_SECONDS / 20 == 3
+    monkeypatch.setattr(ledger, "PATIENCE_SECONDS", 12)
     protocol = frozen(capsule, make_gpu_study(tmp_path / "s", seeds=2, seconds=0.01))
     assert capsule("run", protocol).code == 0
     lock = protocol.parent / ".capsule" / "study" / "ledger.jsonl.lock"
