@@ -23,7 +23,7 @@ from capsule.core.manifest import FileDigest
 from capsule.core.protocol import Observation
 from capsule.core.redact import Redaction, Redactor, redact_text, secret_values
 from capsule.core.redact_records import Public, RecordRedactor
-from capsule.host.durable import read_regular, sync, sync_directory
+from capsule.host.durable import read_regular, sync, sync_directory, write
 from capsule.host.output import assemble, cut
 
 OUTPUTS = ("stdout", "stderr")
@@ -81,10 +81,11 @@ def keep_secrets(attempt_dir: Path, values: Iterable[bytes]) -> None:
     temporary = attempt_dir / f"{SECRETS}.tmp"
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(json.dumps(sorted({value.hex() for value in values})).encode())
-        file.flush()
-        sync(file.fileno())
+    try:
+        write(descriptor, json.dumps(sorted({value.hex() for value in values})).encode())
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
     temporary.replace(attempt_dir / SECRETS)
     sync_directory(attempt_dir)
 

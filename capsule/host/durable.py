@@ -7,7 +7,8 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CRASH_AT = "CAPSULE_CRASH_AT"
@@ -52,42 +53,57 @@ def boundary() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _operate() -> None:
+def _operate(place: str | int) -> None:
     """Come before every operation that makes or keeps a file: the place at which a test lets it fail."""
     if _fail:
         _fail["left"] -= 1
         if _fail["left"] == 0 or (_fail["left"] < 0 and _fail["lasting"]):
-            raise OSError(_fail["error"], os.strerror(_fail["error"]))
+            raise OSError(_fail["error"], os.strerror(_fail["error"]), place if isinstance(place, str) else None)
+
+
+@contextmanager
+def _named(descriptor: int) -> Iterator[None]:
+    """Let an error name the file that a descriptor is of, as those of opening do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            with suppress(OSError):
+                error.filename = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        raise
 
 
 def create(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open a file that may be made thereby; returns its descriptor, which no program that is executed inherits."""
-    _operate()
+    _operate(str(path))
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
 def write(descriptor: int, data: bytes) -> None:
     """Write all of the data, or raise."""
     left = memoryview(data)
-    while left:
-        _operate()
-        left = left[os.write(descriptor, left) :]
+    with _named(descriptor):
+        while left:
+            _operate(descriptor)
+            left = left[os.write(descriptor, left) :]
 
 
 def pwrite(descriptor: int, data: bytes, offset: int) -> None:
     """Write all of the data in one call at a place, or raise."""
     boundary()
-    _operate()
-    written = os.pwrite(descriptor, data, offset)
-    if written != len(data):
-        raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written")
+    with _named(descriptor):
+        _operate(descriptor)
+        written = os.pwrite(descriptor, data, offset)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes were written")
 
 
 def sync(descriptor: int) -> None:
     """Make what was written to a descriptor durable."""
     boundary()
-    _operate()
-    os.fsync(descriptor)
+    with _named(descriptor):
+        _operate(descriptor)
+        os.fsync(descriptor)
 
 
 def sync_directory(path: Path) -> None:
@@ -127,7 +143,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o644, over: bool = Tr
             sync(descriptor)
         finally:
             os.close(descriptor)
-        _operate()
+        _operate(str(path))
         if over or not _linked(temporary, path):
             temporary.replace(path)
     except BaseException:

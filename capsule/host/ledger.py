@@ -12,7 +12,6 @@ again before anything follows them.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -38,8 +37,9 @@ from capsule.core.attempt import (
 from capsule.core.canonical import canonical
 from capsule.core.chain import Chain, Head, encode, head_faults, read
 from capsule.core.digest import Digest, digest_of
-from capsule.core.errors import BusyError, MachineError, MalformedError, RefusedError
+from capsule.core.errors import BusyError, MalformedError, RefusedError
 from capsule.core.schema import Model, Natural
+from capsule.host.disk import cannot_write
 from capsule.host.durable import create, pwrite, sync, sync_directory, write_durably
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class Ledger:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             if not shared:
-                raise _machine_error(self.path, error) from error
+                raise cannot_write(self.path, error) from error
             yield
             return
         try:
@@ -147,7 +147,7 @@ class Ledger:
             try:
                 descriptor = self._open()
             except OSError as error:
-                raise _machine_error(self.path, error) from error
+                raise cannot_write(self.path, error) from error
             try:
                 yield descriptor
             finally:
@@ -171,7 +171,7 @@ class Ledger:
         except MalformedError as error:
             raise RefusedError(error.message, hint=_HINT_DAMAGED) from error
         except OSError as error:
-            raise _machine_error(self.head_path, error) from error
+            raise cannot_write(self.head_path, error) from error
 
     def _checked(self, data: bytes) -> tuple[Chain, Account]:
         chain = read(data, str(self.path))
@@ -196,7 +196,7 @@ class Ledger:
             size = os.fstat(descriptor).st_size
             chain, account = self._checked(_pread(descriptor, 0, size))
         except OSError as error:
-            raise _machine_error(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         position = Position(offset=size - len(chain.tail), count=chain.head.count, sha256=chain.head.sha256)
         behind = self._read_head() != chain.head
         self._known = _Known(position, account, True, chain.tail, behind)
@@ -283,7 +283,7 @@ class Ledger:
             yield
         except OSError as error:
             self._known = None
-            raise _machine_error(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def _write_head(self, head: Head) -> None:
         write_durably(self.head_path, head.to_bytes())
@@ -354,16 +354,3 @@ def _last_line(descriptor: int, end: int) -> bytes:
 def _some(faults: list[str]) -> str:
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return faults[0] + more
-
-
-def _machine_error(path: Path, error: OSError) -> MachineError:
-    hints = {
-        errno.ENOSPC: "free space on that file system, then run `capsule reconcile`",
-        errno.EDQUOT: "the quota is used up; free space, then run `capsule reconcile`",
-        errno.EFBIG: "a file size limit is in force (`ulimit -f`); raise it, then run `capsule reconcile`",
-        errno.EROFS: "the file system is mounted read-only; the ledger needs one that can be written",
-        errno.EACCES: "the ledger's folder must be writable by whoever runs attempts",
-        errno.EPERM: "the ledger's folder must be writable by whoever runs attempts",
-    }
-    hint = hints.get(error.errno or 0, "check the disk (its kernel log says more), then run `capsule reconcile`")
-    return MachineError(f"{path}: cannot be written: {error.strerror or error}", hint=hint)

@@ -302,7 +302,8 @@ def _replace(path: Path, data: bytes) -> None:
         with temporary.open("xb") as file:
             file.write(data)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
+        error.filename = error.filename or str(path)
         temporary.unlink(missing_ok=True)
         raise
 

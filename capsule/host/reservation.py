@@ -19,6 +19,7 @@ from capsule.core.attempt import Account, Clock, Refused, Reserved
 from capsule.core.errors import BudgetError, RefusedError
 from capsule.core.schema import Model, Natural
 from capsule.host.clock import ClockSource, read_clock
+from capsule.host.disk import cannot_write
 from capsule.host.durable import read_regular
 from capsule.host.lease import is_held, lock, open_shared
 from capsule.host.ledger import Ledger, Position, Transaction
@@ -46,8 +47,11 @@ def alone(path: Path, worker: Worker) -> Iterator[Worker | None]:
         if not lock(descriptor):
             yield at_work(path) or Worker(pid=0, since="?")
             return
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, worker.to_bytes(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, worker.to_bytes(), 0)
+        except OSError as error:
+            raise cannot_write(path, error) from error
         yield None
         os.ftruncate(descriptor, 0)
     finally:

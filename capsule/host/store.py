@@ -28,6 +28,7 @@ from capsule.core.errors import BrokenError, DriftError, IncompleteError, Machin
 from capsule.core.manifest import SourceEntry
 from capsule.core.paths import path_bytes, path_text, shown
 from capsule.host import git
+from capsule.host.disk import cannot_write
 from capsule.host.durable import sync_directory
 from capsule.host.source import Drift, compare, read_tree
 from capsule.host.tree import Folders, walk
@@ -296,9 +297,7 @@ def _machine(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MachineError(
-            f"cannot write to {place}: {error.strerror}", hint="check its permissions and the space on its disk"
-        ) from error
+        raise cannot_write(place, error) from error
 
 
 def _pump(file: BinaryIO, sink: Callable[[bytes], object]) -> None:

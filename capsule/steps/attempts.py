@@ -15,10 +15,11 @@ from capsule.core.digest import digest_of, hex_of
 from capsule.core.errors import BusyError, CapsuleError, DriftError, MachineError, RefusedError
 from capsule.core.progress import Process, deciding_attempt, tries
 from capsule.core.protocol import milliseconds, reserved_ms
-from capsule.host import launch, store
+from capsule.host import disk, launch, store
 from capsule.host.attempt_files import secret_names
 from capsule.host.devices import ask, backend_for
-from capsule.host.durable import write_durably
+from capsule.host.disk import cannot_write
+from capsule.host.durable import read_tail, write_durably
 from capsule.host.lease import lease_directory
 from capsule.host.ledger import Ledger
 from capsule.host.reservation import refusal_of, reserve
@@ -30,6 +31,7 @@ from capsule.host.workspace import Generation, Workspace, sources_name
 from capsule.steps.slots import Slot, readmit_hint
 
 WAIT_MS_MAX = 7 * 24 * 3600 * 1000
+LOG_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
     try:
         write_durably(folder / "environment.json", found)
     except OSError as error:
-        raise MachineError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise cannot_write(folder, error) from error
     order = launch.compose(
         manifest.protocol,
         process,
@@ -249,15 +251,12 @@ def report(work: Work, going: Going) -> None:
         if reason == "busy":
             wait = "wait for it: capsule run --wait; `capsule status` says who holds what"
             raise BusyError(words, hint=wait if work.cluster is None else "for a node of its own: --sbatch=--exclusive")
+        if reason == "machine" and disk.says_full(words):
+            raise MachineError(words, hint=disk.hint_where_full(work.workspace.attempts))
         readmit = f"once the device is sound again: {readmit_hint(going.slot[0].uuid)}"
         raise RefusedError(words, hint=readmit if reason == "quarantined" else None)
     if attempt.end is None or attempt.reserved is None:
-        log = work.workspace.attempts / name / launch.LOG
-        raise MachineError(
-            f"{name}: expected its supervisor to settle it, found it ended with status {going.supervision.poll()}; "
-            f"see {log}",
-            hint="settle it and go on: capsule run again, or capsule reconcile",
-        )
+        raise _unsettled(work, going)
     end = attempt.end
     cost_ms = end.charge.debited_ms
     ran = AttemptRan(name, going.process.ordinal, attempt.reserved.devices, end.outcome, end.evidence, cost_ms)
@@ -267,3 +266,22 @@ def report(work: Work, going: Going) -> None:
         work.display.note(f"what it printed is in {work.workspace.attempts / name}")
     if end.outcome in INTERRUPTED:
         work.stopped = f"{name} ended as {end.outcome}: {end.evidence}"
+
+
+def _unsettled(work: Work, going: Going) -> MachineError:
+    """Say what a supervisor that settled nothing left behind: its last words, or that its disk takes none."""
+    name = going.supervision.attempt
+    log = work.workspace.attempts / name / launch.LOG
+    said = read_tail(log, LOG_TAIL_BYTES).decode(errors="replace").strip().splitlines()
+    full = disk.says_full("\n".join(said)) or disk.is_full(log)
+    found = f"found it ended with status {going.supervision.poll()}"
+    if said:
+        found += f": {next(filter(disk.says_full, said), said[-1])}; see {log}"
+    elif full:
+        found += f", and no room for its log {log}"
+    else:
+        found += f", and nothing in its log {log}"
+    hint = "settle it and go on: capsule run again, or capsule reconcile"
+    return MachineError(
+        f"{name}: expected its supervisor to settle it, {found}", hint=disk.hint_where_full(log) if full else hint
+    )

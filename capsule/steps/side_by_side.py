@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 
 from capsule.core.attempt import Refused
-from capsule.core.errors import BudgetError, CapsuleError, MachineError
+from capsule.core.errors import BudgetError, CapsuleError
 from capsule.core.progress import Process, final_rows, processes, remaining
 from capsule.core.results import failing_stop_gate
-from capsule.host import launch
+from capsule.host import disk, launch
 from capsule.host.clock import read_clock
 from capsule.host.durable import read_regular
 from capsule.host.ledger import Transaction
@@ -67,10 +67,11 @@ class SideBySide:
         except BudgetError as error:
             self.work.stopped = error.message
         except CapsuleError as error:
+            if error.hint is None and disk.says_full(error.message):
+                error.hint = disk.hint_where_full(self.work.workspace.state)
             self._fail(error)
         except OSError as error:
-            where = f" ({error.filename})" if error.filename else ""
-            self._fail(MachineError(f"an attempt cannot be started: {error.strerror or error}{where}"))
+            self._fail(disk.cannot_write(self.work.workspace.state, error))
         except KeyboardInterrupt:
             assert self.stops.asked
 
