@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import stat
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,20 +225,19 @@ def _read(folders: Folders, file: git.WorkFile, warnings: list[str]) -> Content 
 
 def _file_content(descriptor: int, before: os.stat_result, file: git.WorkFile, object_format: str | None) -> Content:
     """Hash an open file in one pass and close it; it must be the file that was looked at, and hold still."""
-    size = before.st_size
+    size = left = before.st_size
     hasher = hashlib.sha256()
     git_hasher = git.HASHERS[object_format](b"blob %d\0" % size) if object_format else None
-    first = b""
-    left = size
+    first = None
     try:
-        while block := os.read(descriptor, min(left + 1, BLOCK_BYTES)):
+        # A byte more than there should be is asked for, so nothing has to be read again to see the end; and a file
+        # that grows later has another size below.
+        while (left > 0 or first is None) and (block := os.read(descriptor, min(left + 1, BLOCK_BYTES))):
             hasher.update(block)
             if git_hasher:
                 git_hasher.update(block)
             first = first or block
             left -= len(block)
-            if left < 0:
-                break
         after = os.fstat(descriptor)
     except OSError as error:
         raise read_error(file.path, error) from error
@@ -247,7 +246,7 @@ def _file_content(descriptor: int, before: os.stat_result, file: git.WorkFile, o
     if left or _identity(before) != _identity(after):
         raise changed(file.path)
     blob = git_hasher.hexdigest() if git_hasher else None
-    notes, secret = _judged(first, size, file, blob)
+    notes, secret = _judged(first or b"", size, file, blob)
     mode: Literal["0644", "0755"] = "0755" if before.st_mode & stat.S_IXUSR else "0644"
     return Content("file", mode, size, PREFIX + hasher.hexdigest(), None, blob, notes, secret)
 
@@ -372,17 +371,24 @@ def _refuse_secrets(contents: list[tuple[git.WorkFile, Content]], allowed: Seque
 
 def _folding(paths: list[bytes], warnings: list[str]) -> dict[bytes, list[bytes]]:
     """Return, per path, the others that are equal to it after NFC and case folding; warn of folders that fold."""
-    spelled: dict[str, set[bytes]] = defaultdict(set)
-    folders = {b"/".join(parts[:end]) for parts in (path.split(b"/") for path in paths) for end in range(1, len(parts))}
-    for path in (*paths, *folders):
-        spelled[_folded(path)].add(path)
-    files = set(paths)
+    folders: set[bytes] = set()
+    for folder in {path.rpartition(b"/")[0] for path in paths}:
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition(b"/")[0]
+    spelled: dict[str, bytes] = {}
+    groups: dict[str, set[bytes]] = {}
+    for path in (*paths, *sorted(folders)):
+        folded = _folded(path)
+        first = spelled.setdefault(folded, path)
+        if first != path:
+            groups.setdefault(folded, {first}).add(path)
     folds: dict[bytes, list[bytes]] = {}
-    for group in spelled.values():
-        for path in group if len(group) > 1 else ():
+    for group in groups.values():
+        for path in group:
             folds[path] = sorted(group - {path})
-        if len(group - files) > 1:
-            warnings.append(f"folders whose names fold together: {', '.join(map(shown, sorted(group - files)))}")
+        if len(group & folders) > 1:
+            warnings.append(f"folders whose names fold together: {', '.join(map(shown, sorted(group & folders)))}")
     return folds
 
 

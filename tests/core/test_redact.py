@@ -191,8 +191,8 @@ def test_text_and_search() -> None:
 @pytest.mark.parametrize(("kind", "token"), [*TOKENS.items(), *list(MORE.items())[:3]])
 def test_a_files_first_token(kind: str, token: str) -> None:
     expected = None if kind == "jwt" else kind
-    for data in (token, f"x = '{token}'\n", f"{'word ' * 1000}\n{token}"):
-        assert token_kind(data.encode()) == expected
+    for before, after in (("", ""), ("x = '", "'\n"), ("word " * 1000 + "\n", ""), ("\udcff\0é ", "\udce9")):
+        assert token_kind(f"{before}{token}{after}".encode("utf-8", "surrogateescape")) == expected
 
 
 @pytest.mark.parametrize("text", ["ghp_" + "x" * 36, "ghp_" + "0123" * 9, "AKIAIOSFODNN7EXAMPLE", "hf_" + "_" * 40, ""])
