@@ -19,7 +19,7 @@ from capsule.core.telemetry import SAMPLE_MS, Sample, interval_ms
 from capsule.host.clock import ClockSource
 from capsule.host.devices import Backend, backend_for
 from capsule.host.devices.base import Baseline
-from capsule.host.forks import fork_helper
+from capsule.host.forks import fork_helper, name_process
 from capsule.host.killable import call
 from capsule.host.lease import Holder
 from capsule.host.loop import Loop, received, void
@@ -177,6 +177,7 @@ class _Eye:
         self.absent: MachineError | None = None
 
     def run(self) -> None:
+        name_process(f"capsule sampler of {' '.join(self.devices)}")
         try:
             self.backends = {uuid: backend_for(uuid) for uuid in self.devices}
             for backend in {type(backend): backend for backend in self.backends.values()}.values():

@@ -15,7 +15,7 @@ from pathlib import Path
 from capsule.core.errors import MachineError
 from capsule.host import launch, supervisor
 from capsule.host.durable import write_durably
-from capsule.host.forks import fork_helper
+from capsule.host.forks import fork_helper, name_process
 from capsule.host.loop import STOP_NOW, STOP_SIGNALS
 
 POLL_SECONDS_MAX = 0.01
@@ -90,6 +90,7 @@ def _is_meant(variable: str) -> bool:
 
 
 def _supervise(order: launch.LaunchOrder) -> int:
+    name_process(f"capsule supervisor of {order.attempt}")
     os.setsid()
     os.chdir("/")
     return supervisor.supervise(order)

@@ -19,7 +19,7 @@ from typing import Any
 from capsule.host.cgroup import Cgroup
 from capsule.host.child import Child, Usage, collect
 from capsule.host.clock import ClockSource
-from capsule.host.forks import fork_helper
+from capsule.host.forks import fork_helper, name_process
 from capsule.host.loop import Loop, Signals, received
 from capsule.host.output import CappedOutput
 from capsule.host.process import become_subreaper, descendants, end_tree, read_stat, send
@@ -133,6 +133,7 @@ class _Keeper:
         self.kill_at_ms = 0
 
     def run(self) -> None:
+        name_process(f"capsule watchdog of {self.trial.attempt_dir.name}")
         become_subreaper()
         self.channel.setblocking(False)
         self.loop.watch(self.channel.fileno(), self._listen)

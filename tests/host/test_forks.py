@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from capsule.core.errors import MachineError
-from capsule.host.forks import fork_helper
+from capsule.host.forks import fork_helper, name_process
 
 
 def status_of(pid: int) -> int:
@@ -67,3 +67,20 @@ def test_signals_held_back_come_once_they_are_asked_for(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGTERM)
     assert status_of(pid) == -signal.SIGTERM
     assert (tmp_path / "pending").exists()
+
+
+def test_a_helper_is_not_taken_for_the_command_that_forked_it(tmp_path: Path) -> None:
+    def tell() -> None:
+        for words in ("capsule supervisor of a000001", "x" * 10**6, "short"):
+            name_process(words)
+            with (tmp_path / "shown").open("ab") as shown:
+                shown.write(Path("/proc/self/cmdline").read_bytes().rstrip(b"\0") + b"\n")
+
+    before = Path("/proc/self/cmdline").read_bytes()
+    assert status_of(fork_helper(tell, keep=(), dies_with_parent=False)) == 0
+    shown = (tmp_path / "shown").read_bytes().split()
+    assert b" ".join(shown[:4]) == b"capsule supervisor of a000001"
+    assert shown[4].strip(b"x") == b""
+    assert 0 < len(shown[4]) < 10**6
+    assert shown[5:] == [b"short"]
+    assert Path("/proc/self/cmdline").read_bytes() == before
