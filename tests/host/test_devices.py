@@ -566,18 +566,6 @@ def gpu(bench: Bench, machine: Machine) -> Bench:
     return bench
 
 
-def test_a_foreign_process_before_the_start_is_refused(gpu: Bench, machine: Machine) -> None:
-    machine.scenario("GPU-a", foreign=[{"pid": 4242}])
-    reason, words = refused(gpu, machine)
-    assert (reason, "4242" in words) == ("foreign_process", True)
-
-
-def test_exclusivity_that_cannot_be_proven_is_refused_only_where_it_is_required(gpu: Bench, machine: Machine) -> None:
-    machine.scenario("GPU-a", exclusivity="unverifiable")
-    assert refused(gpu, machine, exclusivity="required")[0] == "unverifiable"
-    assert gpu.go(protocol_of(command=["true"])).end is not None
-
-
 def test_a_cpu_is_never_known_to_be_exclusive(bench: Bench, machine: Machine) -> None:
     assert refused(bench, machine, exclusivity="required")[0] == "unverifiable"
 
@@ -609,25 +597,6 @@ def test_memory_that_comes_back_late_is_charged_until_it_does(gpu: Bench, machin
     assert isinstance(attempt.end, Settled)
     assert attempt.end.outcome == "completed"
     assert 400 <= attempt.end.charge.debited_ms < 3_000
-    assert read_holder(lease_path(gpu.leases, "GPU-a")) is None
-
-
-def test_memory_that_never_comes_back_is_charged_for_the_grace_and_the_device_not_used_again(
-    gpu: Bench, machine: Machine
-) -> None:
-    machine.scenario("GPU-a", keeps_memory_ms=10**9)
-    attempt = gpu.python(ALLOCATE, release_grace_seconds="0.5")
-    assert isinstance(attempt.end, Settled)
-    assert attempt.end.charge.debited_ms >= 500
-    assert "the device is not clean" in attempt.end.evidence
-    clean = next(event for event in gpu.events(attempt.id) if event.name == "device_clean")
-    assert clean.data.to_json()["clean"] is False
-    reason, words = refused(gpu, machine)
-    assert (reason, "not clean after its last attempt" in words) == ("quarantined", True)
-    machine.scenario("GPU-a")
-    assert refused(gpu, machine)[0] == "quarantined", "memory that comes back later lifts nothing"
-    assert readmit(gpu.leases, "GPU-a")
-    assert gpu.go(protocol_of(command=["true"])).end is not None
     assert read_holder(lease_path(gpu.leases, "GPU-a")) is None
 
 

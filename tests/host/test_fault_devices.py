@@ -326,6 +326,8 @@ def test_memory_that_stays_beyond_the_grace_is_charged_to_the_grace_and_the_devi
     assert barred is not None
     assert (barred.attempt, "not clean after its last attempt" in barred.words) == (attempt.id, True)
     assert refused(gpu, wanted)[0] == "quarantined"
+    machine.scenario(GPU)
+    assert refused(gpu, wanted)[0] == "quarantined", "memory that comes back later lifts nothing"
     machine.scenario(GPU, keeps_memory_ms=10_000)
     assert readmit(gpu.leases, GPU)
     reason, words = refused(gpu, wanted)
@@ -510,14 +512,17 @@ def test_a_process_that_no_signal_ends_is_charged_for_as_long_as_it_lives_and_ba
     assert (reason, "could not be killed for 0.5 s" in words) == ("quarantined", True)
 
 
-STORM = USE + "for _ in range(150):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)\n"
+STORM = (
+    STUBBORN.removesuffix("time.sleep(60)\n")
+    + "for _ in range(150):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)\n"
+)
 
 
 def test_a_fork_storm_is_ended_whole_within_the_grace(gpu: Bench) -> None:
-    attempt = run(gpu, protocol(STORM, processes_max=20, kill_grace_seconds="3"), NO_CGROUP)
+    attempt = run(gpu, protocol(STORM, processes_max=20, kill_grace_seconds="10"), NO_CGROUP)
     assert end(attempt).outcome == "fork_storm"
     assert "processes at once, 20 allowed" in end(attempt).evidence
-    assert end(attempt).charge.debited_ms < 5_000
+    assert end(attempt).charge.debited_ms < 9_000, "it was killed at once"
     assert attempt.exit is not None
     assert attempt.exit.cause == "fork_storm"
     assert emptied(gpu, attempt)["level"] == "subreaper"
