@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 MARKER = b"[redacted]"
 SECRET_BYTES_MIN = 8
@@ -153,10 +154,11 @@ def _has_token_shape() -> Callable[[str], bool]:
     The engine that pydantic has for its patterns takes no assertions, is linear in the text, and is several times
     faster here than one search by `re`.
     """
-    from pydantic_core import SchemaValidator, core_schema
+    from pydantic import StringConstraints, TypeAdapter
 
     shapes = (re.sub(rb"\(\?<?!.*?\)", b"", shape).decode() for shape in _TOKENS.values())
-    return SchemaValidator(core_schema.str_schema(pattern="|".join(shapes))).isinstance_python
+    text_with_one = Annotated[str, StringConstraints(pattern="|".join(shapes))]
+    return TypeAdapter[str](text_with_one).validator.isinstance_python
 
 
 def is_secret_name(name: str) -> bool:
