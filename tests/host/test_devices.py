@@ -28,7 +28,7 @@ from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
 from capsule.host.devices.nvml import NvmlBackend, is_installed
 from capsule.host.devices.occupancy import ECHO_SECONDS, MEMORY_TOLERANCE_BYTES, Judge, Look
 from capsule.host.killable import call
-from capsule.host.lease import lease_path, read_holder, readmit
+from capsule.host.lease import lease_path, read_holder
 from capsule.host.preflight import Refusal, inspect_devices
 from tests.host.conftest import Bench, protocol_of
 

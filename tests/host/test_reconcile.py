@@ -20,7 +20,7 @@ from capsule.host.lease import lease_path
 from capsule.host.process import identify, is_alive, lock_owners, read_stat
 from capsule.host.reconcile import Finding, liveness, reconcile
 from capsule.host.supervision import Supervision, start
-from capsule.host.traces import read_traces
+from capsule.host.traces import NOTE, Note, leave, read_traces
 from capsule.steps.status import status
 from tests.conftest import Capsule
 from tests.host.conftest import SNAPSHOT, Bench, eventually, protocol_of
@@ -310,7 +310,7 @@ def written(
 ) -> tuple[str, Clock]:
     """Write an attempt that was leased ten seconds ago, with a heartbeat a second; return it and its lease's clock."""
     asked = bench.asked(protocol_of(command=["true"]))
-    names = tuple(f"CPU-{number}" for number in range(devices))
+    names = (bench.device, "CPU-1")[:devices]
     asked = asked.model_copy(update={"devices": names, "reserved_ms": devices * asked.reserved_ms})
     reservation = bench.reserve(asked)
     (bench.attempts / reservation.attempt / launch.LAUNCHER).unlink()
@@ -340,6 +340,29 @@ def test_the_bounds_are_the_last_heartbeat_and_now(bench: Bench, devices: int) -
     assert (charge.observed, bench.account().attempts[attempt].held_ms) == (False, devices * 90_000)
     assert bench.names(attempt)[-2:] == ["held_unknown", "reconciled"]
     assert charge_faults(bench.account().attempts[attempt]) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "known", "upper_ms"), [("CPU-0", True, 5_000), ("GPU-a", True, 6_000), ("GPU-a", False, 28_000)]
+)
+def test_a_note_of_when_the_tree_was_empty_is_a_bound_with_the_time_that_its_device_may_take(
+    bench: Bench, device: str, known: bool, upper_ms: int
+) -> None:
+    """A watchdog saw no device: the release grace is added, or the whole reservation where that is not known."""
+    bench.device = device
+    order = bench.order(protocol_of(command=["true"]), trees=[]) if known else None
+    if order is not None:
+        (bench.attempts / order.attempt / launch.LAUNCHER).unlink()
+        look(bench)
+    attempt, leased = written(bench, beats=4)
+    at = leased.model_copy(update={"boottime_ms": leased.boottime_ms + 5_000})
+    leave(bench.attempts / attempt, NOTE, Note(words="it ended", wait_status=0, emptied=at))
+    if order is not None:
+        leave(bench.attempts / attempt, launch.ORDER, order.model_copy(update={"attempt": attempt}))
+    now = leased.model_copy(update={"boottime_ms": leased.boottime_ms + 90_000})
+    look_twice(bench, lambda: now)
+    charge = end(bench, attempt).charge
+    assert (charge.lower_ms, charge.upper_ms, charge.debited_ms) == (4_000, upper_ms, upper_ms)
 
 
 def test_the_first_proof_of_death_stands_when_reconciling_crashed(bench: Bench) -> None:
