@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from capsule.core.canonical import (
-    canonical,
     canonical_checked,
     iterate_lines,
     join_lines,
@@ -37,16 +36,17 @@ class SourceEntry(Model):
     `path` is relative, with `/`; a path that is not UTF-8 is written `hex:` and its bytes in hexadecimal. Links carry
     their target (in the same form) and the digest of its bytes; they are never followed. `blob` is git's object id of
     the raw bytes where the file is tracked; `notes` names what a reader should know (see `docs/spec/manifest.md`).
+    Fields stand in the order of canonical JSON, so that the models' own encoder writes it.
     """
 
-    path: str
+    blob: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None
     kind: Literal["file", "link"]
     mode: Literal["0644", "0755"] | None
-    size: Natural
-    sha256: Digest
-    target: str | None
-    blob: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")] | None
     notes: tuple[str, ...]
+    path: str
+    sha256: Digest
+    size: Natural
+    target: str | None
 
 
 def is_inside(path: bytes) -> bool:
@@ -165,7 +165,7 @@ def read_cells(data: bytes, where: str) -> list[Cell]:
 
 def sources_bytes(entries: list[SourceEntry]) -> bytes:
     """Return the bytes of a `sources` list; entries are in byte order of their paths."""
-    return b"".join(canonical_checked(entry.to_json()) + b"\n" for entry in entries)
+    return b"".join(f"{entry.model_dump_json()}\n".encode() for entry in entries)
 
 
 class SourceLines:
@@ -236,7 +236,7 @@ def list_digest(data: bytes) -> ListDigest:
 def _checked(model: type[Any], value: Any, where: str, number: int) -> Any:
     """Validate one line; `model` is one of this module's list models."""
     try:
-        item = model.model_validate_json(canonical(value))
+        item = model.model_validate_json(canonical_checked(value))
     except ValidationError as error:
         raise MalformedError(f"{where}:{number}: {first_error(error)}") from error
     if item.to_json() != value:

@@ -15,6 +15,7 @@ from capsule.core.digest import digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.manifest import (
     Manifest,
+    SourceEntry,
     cells_bytes,
     list_digest,
     read_cells,
@@ -138,6 +139,15 @@ def source(path: str, **changes: Any) -> dict[str, Any]:
         "blob": None,
     }
     return {**line, "notes": [], **changes}
+
+
+@given(st.text(), st.text(), st.text())
+@settings(max_examples=200)
+def test_any_source_is_written_as_canonical_json(path: str, target: str, note: str) -> None:
+    """M-05: the models' own encoder spells what RFC 8785 does."""
+    for line in (source(path, notes=[note]), source(path, kind="link", mode=None, target=target, blob="a" * 40)):
+        entry = SourceEntry.model_validate_json(canonical(line))
+        assert sources_bytes([entry]) == canonical(line) + b"\n"
 
 
 def test_paths_are_in_the_order_of_their_bytes() -> None:
