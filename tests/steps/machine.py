@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from capsule.host.process import descendants, is_alive
+from capsule.host.traces import read_traces
 from tests.study import make_study
 
 TRIAL = """\
@@ -107,15 +112,36 @@ def check_no_device_twice(*protocols: Path) -> None:
             assert end <= begin, (thing, found)
 
 
+ROLES = ("cli", "supervisor", "watchdog", "sampler", "trial")
+
+
+def pids_of(protocol: Path) -> dict[str, list[int]]:
+    """Return the live processes of a study's attempts by their role, as the attempts themselves name them."""
+    found: dict[str, list[int]] = {role: [] for role in ROLES}
+    for folder in (protocol.parent / ".capsule" / protocol.stem / "attempts").glob("a*"):
+        whereabouts = read_traces(folder).whereabouts
+        if whereabouts is None:
+            continue
+        watchdog = whereabouts.watchdog.pid if whereabouts.watchdog and is_alive(whereabouts.watchdog) else 0
+        if is_alive(whereabouts.supervisor):
+            own = whereabouts.supervisor.pid
+            found["supervisor"].append(own)
+            found["sampler"] += [item.pid for item in descendants(own) if item.parent == own and item.pid != watchdog]
+        if watchdog:
+            found["watchdog"].append(watchdog)
+            found["trial"] += [item.pid for item in descendants(watchdog)]
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes that may be gone."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def kill_all(protocol: Path) -> None:
     """Kill every process of a study's attempts."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(protocol.parent).encode() in line and int(folder.name) != os.getpid():
-            try:
-                os.kill(int(folder.name), 9)
-            except ProcessLookupError:
-                continue
+    found = pids_of(protocol)
+    assert found["supervisor"], "nothing of it lives"
+    kill(itertools.chain(*found.values()))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from capsule.host.process import read_stat
 from capsule.host.reservation import LOCK, Worker, alone
 from capsule.host.workspace import find_workspace
 from tests.conftest import Capsule
+from tests.host.conftest import eventually
 from tests.host.crashes import LONG
 from tests.host.crashes import chance as chance_of
+from tests.steps.machine import ROLES, kill, pids_of
 from tests.study import make_study
 
 pytestmark = pytest.mark.slow
@@ -33,51 +32,21 @@ def measure(cell):
 """
 
 
-def pids_of(workspace: Path) -> dict[str, list[int]]:
-    """Return the processes of a workspace's attempts by their role.
-
-    Watchdog and sampler are forks of their supervisor: the one is the trial's parent, the other nobody's.
-    """
-    found: dict[str, list[int]] = {role: [] for role in ROLES}
-    forks = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        name = folder.name
-        if str(workspace).encode() not in line:
-            continue
-        if b"capsule.host.supervisor" in line:
-            forks.append(int(name))
-        elif b"guest.py" in line:
-            found["trial"].append(int(name))
-    parents = {stat.pid: stat.parent for stat in map(read_stat, [*forks, *found["trial"]]) if stat is not None}
-    for pid in forks:
-        if parents.get(pid) not in forks:
-            found["supervisor"].append(pid)
-        else:
-            above = [parents.get(trial) for trial in found["trial"]]
-            found["watchdog" if pid in above else "sampler"].append(pid)
-    return found
-
-
-def kill(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def events_of(capsule: Capsule, protocol: Path) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = json.loads(capsule("ledger", protocol, "--json").out)["events"]
     return listed
 
 
-ROLES = ("cli", "supervisor", "watchdog", "sampler", "trial")
 VICTIMS = [("cli",), ("supervisor",), ("trial",), ("supervisor", "watchdog"), ROLES]
 if LONG:
     VICTIMS = [victims for size in range(1, 6) for victims in itertools.combinations(ROLES, size)]
 """Every set of victims at every state of an attempt: `tests/host/test_kills.py`."""
+
+
+def targets(protocol: Path, victims: tuple[str, ...]) -> list[int]:
+    """Return who of the victims lives, the command left out, once anybody of them does."""
+    found = pids_of(protocol)
+    return [pid for role in victims for pid in found[role]] or ([0] if victims == ("cli",) else [])
 
 
 @pytest.mark.parametrize("victims", VICTIMS)
@@ -95,22 +64,22 @@ def test_killed_at_random_moments(capsule: Capsule, tmp_path: Path, victims: tup
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        time.sleep(0.4 + chance.random() * 1.4)
+        eventually(lambda run=run: run.poll() is not None or pids_of(protocol)["supervisor"])
+        time.sleep(chance.random())
+        there = eventually(lambda run=run: (run.poll() is not None and [0]) or targets(protocol, victims))
         if run.poll() is not None:
             break
         kills += 1
         if "cli" in victims:
             run.kill()
-        found = pids_of(tmp_path)
-        for role in victims:
-            kill(found[role])
+        kill(filter(None, there))
         run.wait(30)
     assert kills, "the run was over before anything was killed"
     finished = capsule("run", protocol, "--wait")
     assert finished.code == 0, finished
     status = json.loads(capsule("status", protocol, "--json").out)
     assert status["cells"] == {"ok": 8, "failed": 0, "not_run": 0}
-    assert not any(pids_of(tmp_path).values())
+    assert not any(pids_of(protocol).values())
     _check_ledger(events_of(capsule, protocol))
     before = capsule("ledger", protocol, "--json").out
     assert capsule("reconcile", protocol).code == 0
@@ -139,7 +108,7 @@ def test_interrupted_once_stops_in_order(capsule: Capsule, tmp_path: Path) -> No
     assert capsule("freeze", protocol).code == 0
     command = [sys.executable, "-m", "capsule", "run", str(protocol)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not pids_of(tmp_path)["trial"]:
+    while not pids_of(protocol)["trial"]:
         time.sleep(0.02)
     time.sleep(0.3)
     run.send_signal(signal.SIGINT)
@@ -159,7 +128,7 @@ def test_terminated_stops_in_order(capsule: Capsule, tmp_path: Path) -> None:
     assert capsule("freeze", protocol).code == 0
     command = [sys.executable, "-m", "capsule", "run", str(protocol)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not pids_of(tmp_path)["trial"]:
+    while not pids_of(protocol)["trial"]:
         time.sleep(0.02)
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=30)
