@@ -1,9 +1,9 @@
 """Freeze, run, pack, verify, show and extract one large study; prints seconds and peak memory of each command.
 
 Run by hand, best with `nice`: `python benchmarks/large.py --large-mb 20000` (two source files of half each; thrice
-as many bytes must be free on the disk) and `python benchmarks/large.py --files 200000` (best with `--folder` on a
-memory file system). The peak is that of the largest process of a command. Everything is removed at the end. It judges
-nothing.
+as many bytes must be free on the disk) and `python benchmarks/large.py --files 200000 --large-mb 0` (four files on the
+disk for each; without large files nothing is amended). `--command` takes a plain command in the place of a Python
+trial. The peak is that of the largest process of a command. Everything is removed at the end. It judges nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ schema = "capsule.protocol/1"
 name = "large"
 title = "A large study"
 question = "How much memory does evidence take?"
-arms = [{ name = "one", trial = "trial:measure" }]
+arms = [{ name = "one", @TRIAL@ }]
 workloads = [{ name = "only" }]
 observations = [{ name = "amount", type = "float64", replay = { rule = "exact" } }]
 gates = [{ name = "positive", observation = "amount", rule = "above", limit = 0, on_failure = "exclude" }]
@@ -34,9 +34,9 @@ hypotheses = [{ name = "sane", claim = "Amounts are positive.", rule = "gates_pa
 seeds = [1]
 starts = 1
 blocks = 1
-order = "abba"
+order = "listed"
 order_seed = 7
-isolation = "start"
+isolation = "cell"
 
 [analysis]
 missing = "withhold"
@@ -57,11 +57,19 @@ python = ">=3.11"
 TRIAL = """\
 def measure(cell):
     return {"amount": 1.0}
+
+
+if __name__ == "__main__":
+    from capsule import record
+
+    record(amount=1.0)
 """
+PYTHON_TRIAL = 'trial = "trial:measure"'
+COMMAND_TRIAL = 'command = ["python", "trial.py"]'
 
 
-def generate(folder: Path, files: int) -> Path:
-    """Write a study with so many small source files; return its protocol."""
+def generate(folder: Path, files: int, trial: str = PYTHON_TRIAL) -> Path:
+    """Write a study of one cell with so many small source files; return its protocol."""
     (folder / ".capsule").mkdir(parents=True)
     rng = random.Random(2026)
     for number in range(files):
@@ -70,7 +78,7 @@ def generate(folder: Path, files: int) -> Path:
         path.write_bytes(b"# %d %s\n" % (number, rng.randbytes(rng.randint(20, 400)).hex().encode()))
     (folder / "trial.py").write_text(TRIAL)
     protocol = folder / "large.toml"
-    protocol.write_text(PROTOCOL)
+    protocol.write_text(PROTOCOL.replace("@TRIAL@", trial))
     return protocol
 
 
@@ -120,22 +128,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large-mb", type=int, default=2)
     parser.add_argument("--files", type=int, default=1)
+    parser.add_argument("--command", action="store_true")
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         study, capsule = folder / "study", folder / "large.capsule"
-        protocol = generate(study, options.files)
+        protocol = generate(study, options.files, COMMAND_TRIAL if options.command else PYTHON_TRIAL)
         command("freeze", "freeze", protocol)
         command("run", "run", protocol)
-        generate_large(study, options.large_mb * 10**6)
-        command("amend, with the large files", "amend", protocol, "--reason", "add the large files")
-        link_to_store(study)
+        if options.large_mb:
+            generate_large(study, options.large_mb * 10**6)
+            command("amend, with the large files", "amend", protocol, "--reason", "add the large files")
+            link_to_store(study)
         command("pack", "pack", protocol, "--output", capsule)
         print(f"{'capsule':28} {capsule.stat().st_size / 1e6:.0f} MB")
         command("verify", "verify", capsule)
         command("verify -", "verify", "-", stdin=capsule)
         command("show, all members", "show", capsule)
+        command("show --json", "show", capsule, "--json")
         command("show, one small member", "show", capsule, "7-results/results.json")
         command("extract", "extract", capsule, folder / "out")
         store.remove_tree(folder / "out")

@@ -27,7 +27,7 @@ from capsule.archive.source import Source
 from capsule.core.digest import PREFIX
 from capsule.core.errors import DriftError, MachineError
 
-SPOOL_SIZE_MAX = 1 << 24
+SPOOL_SIZE_MAX = 1 << 20
 """Bytes of the member list that stay in memory; more go to an unnamed temporary file."""
 WRITES_MAX = 2
 """Frames that wait to be written."""

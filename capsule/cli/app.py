@@ -232,7 +232,7 @@ def pack(
 
     if dry_run:
         items, _ = step.plan(find_workspace(protocol))
-        words.emit(json_, *words.planned(items))
+        words.emit_planned(json_, items)
         return
     with bar("packing") as progress:
         packed = step.pack(protocol, output, force=force, progress=progress)

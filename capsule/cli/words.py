@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from capsule.steps.clean import Cleaned
     from capsule.steps.extract import Extracted
     from capsule.steps.freeze import Frozen
-    from capsule.steps.pack import Item, Packed
+    from capsule.steps.pack import Items, Packed
     from capsule.steps.replay import Replay
     from capsule.steps.show import Listing
 
@@ -95,10 +95,12 @@ def reconciled(settlements: Sequence[Settlement]) -> Said:
     return value, columns([(s.attempt, s.state, s.words) for s in settlements], ("attempt", "state", ""))
 
 
-def planned(items: Sequence[Item]) -> Said:
+def emit_planned(wants_json: bool, items: Items) -> None:
     """List what would be packed."""
-    value = {"members": [{"name": item.name, "size_bytes": item.size} for item in items]}
-    return value, columns([(str(item.size), item.name) for item in items], ("bytes", "member"))
+    if wants_json:
+        _emit_object({}, "members", ({"name": item.name, "size_bytes": item.size} for item in items))
+    else:
+        _emit_sized(max(item.size for item in items), ((item.name, item.size) for item in items))
 
 
 def packed(result: Packed) -> Said:
@@ -261,9 +263,14 @@ def emit_members(wants_json: bool, listing: Listing) -> None:
         listed = ({"name": name, "size_bytes": size, "sha256": digest} for name, size, digest in listing.members)
         _emit_object({}, "members", listed)
         return
-    width = max(len("bytes"), len(str(listing.size_max)))
+    _emit_sized(listing.size_max, ((name, size) for name, size, _ in listing.members))
+
+
+def _emit_sized(size_max: int, members: Iterable[tuple[str, int]]) -> None:
+    """Print a line for each member, as it comes, under the head that `columns` would give them."""
+    width = max(len("bytes"), len(str(size_max)))
     print(paint(f"{'bytes'.ljust(width)}  member", "faint"))
-    for name, size, _ in listing.members:
+    for name, size in members:
         print(f"{str(size).ljust(width)}  {safe(name)}")
 
 

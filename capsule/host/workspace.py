@@ -10,27 +10,34 @@ protocols/NAME.frozen/001/                  manifest.json, cells.jsonl, sources.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from capsule.core.digest import digest_of
+from capsule.core.digest import PREFIX, digest_of
 from capsule.core.errors import IncompleteError, MachineError, MalformedError, UsageError
-from capsule.core.manifest import FileDigest, Manifest, SourceEntry, list_digest, read_cells, read_sources
+from capsule.core.manifest import FileDigest, ListDigest, Manifest, SourceEntry, SourceLines, list_digest, read_cells
 from capsule.core.plan import Cell
 
 STATE = ".capsule"
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One frozen manifest of a protocol's chain with its files as bytes."""
+    """One frozen manifest of a protocol's chain with its files as bytes.
+
+    Lists of sources, which can be large, are among them only until they are written; then `lists` has their sizes.
+    """
 
     number: int
     directory: Path
     manifest: Manifest
     files: dict[str, bytes]
+    lists: dict[str, int] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
@@ -39,8 +46,35 @@ class Generation:
 
     def sources(self, revision: str | None = None) -> list[SourceEntry]:
         """The frozen sources of the work tree, or of another revision."""
+        return list(self.iterate_sources(revision))
+
+    def iterate_sources(self, revision: str | None = None) -> Iterator[SourceEntry]:
+        """Yield the frozen sources one by one, however many there are.
+
+        Raises:
+            MalformedError: the list is not the one that the manifest names.
+        """
+        lines = SourceLines(str(self.directory / sources_name(revision)))
+        for block in self.list_blocks(revision):
+            yield from lines.feed(block)
+        lines.finish()
+
+    def list_blocks(self, revision: str | None = None) -> Iterator[bytes]:
+        """Yield the bytes of a list of sources in blocks; see `iterate_sources`."""
         name = sources_name(revision)
-        return read_sources(self.files[name], str(self.directory / name))
+        if name in self.files:
+            yield self.files[name]
+            return
+        found = _Counted()
+        for block in _blocks(self.directory / name):
+            found.add(block)
+            yield block
+        if found.digest != self.list_digest(revision):
+            raise _edited(self.directory / name)
+
+    def list_digest(self, revision: str | None = None) -> ListDigest:
+        """Count and digest of a list of sources, by the manifest."""
+        return next((a.sources for a in self.manifest.arms if a.revision == revision), self.manifest.sources)
 
 
 def sources_name(revision: str | None) -> str:
@@ -131,24 +165,64 @@ class Workspace:
         return self.chain()[-1]
 
 
+class _Counted:
+    """Counts the lines of a list and hashes it, as it comes."""
+
+    def __init__(self) -> None:
+        self._hasher = hashlib.sha256()
+        self._count = self.size = 0
+
+    def add(self, block: bytes) -> None:
+        self._hasher.update(block)
+        self._count += block.count(b"\n")
+        self.size += len(block)
+
+    @property
+    def digest(self) -> ListDigest:
+        return ListDigest(count=self._count, sha256=PREFIX + self._hasher.hexdigest())
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def _edited(path: Path) -> MalformedError:
+    return MalformedError(
+        f"{path}: expected the bytes that the manifest names, found others",
+        hint="frozen files are never edited; restore them from version control",
+    )
+
+
 def _generation(directory: Path) -> Generation:
-    files = {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
+    paths = [path for path in sorted(directory.iterdir()) if path.is_file()]
+    files = {path.name: path.read_bytes() for path in paths if not _is_list(path.name)}
     if "manifest.json" not in files:
         raise MalformedError(f"{directory}: expected manifest.json, found {', '.join(files) or 'an empty folder'}")
     manifest = Manifest.from_bytes(files["manifest.json"], str(directory / "manifest.json"))
+    found = {"cells.jsonl": list_digest(files["cells.jsonl"])} if "cells.jsonl" in files else {}
+    lists: dict[str, int] = {}
+    for path in paths:
+        if _is_list(path.name):
+            counted = _Counted()
+            for block in _blocks(path):
+                counted.add(block)
+            found[path.name], lists[path.name] = counted.digest, counted.size
     expected = {"cells.jsonl": manifest.cells}
     expected |= {sources_name(arm.revision): arm.sources for arm in manifest.arms}
     expected["sources.jsonl"] = manifest.sources
-    wrong = [name for name, digest in expected.items() if name not in files or list_digest(files[name]) != digest]
+    wrong = [name for name, digest in expected.items() if found.get(name) != digest]
     protocol = files.get("protocol.toml", b"")
     if FileDigest(size=len(protocol), sha256=digest_of(protocol)) != manifest.protocol_file:
         wrong.append("protocol.toml")
     if wrong:
-        raise MalformedError(
-            f"{directory / wrong[0]}: expected the bytes that the manifest names, found others",
-            hint="frozen files are never edited; restore them from version control",
-        )
-    return Generation(int(directory.name), directory, manifest, files)
+        raise _edited(directory / wrong[0])
+    return Generation(int(directory.name), directory, manifest, files, lists)
+
+
+def _is_list(name: str) -> bool:
+    return name.startswith("sources") and name.endswith(".jsonl")
 
 
 def find_workspace(protocol: Path) -> Workspace:

@@ -27,7 +27,7 @@ from capsule.host.slurm.commands import Cluster
 from capsule.host.slurm.job import SlurmSupervision, submit
 from capsule.host.slurm.settle import reconcile as reconcile_jobs
 from capsule.host.supervision import Supervision, start
-from capsule.host.workspace import Generation, Workspace, sources_name
+from capsule.host.workspace import Generation, Workspace
 from capsule.steps.slots import Slot, readmit_hint
 
 WAIT_MS_MAX = 7 * 24 * 3600 * 1000
@@ -152,7 +152,7 @@ def prepare(work: Work, process: Process, *, alone: bool) -> launch.SourceTree:
         LaterError: an attempt changed them, and others of this call are using them.
     """
     revision = work.generation.manifest.protocol.arm(process.cells[0].arm).revision
-    listed = work.generation.files[sources_name(revision)]
+    listed = b"".join(work.generation.list_blocks(revision))
     name = hex_of(digest_of(listed))
     root = work.workspace.snapshots / name
     entries = work.generation.sources(revision)
@@ -223,7 +223,7 @@ def begin(work: Work, process: Process, slot: Slot, snapshot: launch.SourceTree,
         attempt_dir=folder,
         lease_dir=lease_directory(),
         source_roots={cell.arm: Path(snapshot.root) for cell in process.cells},
-        snapshot=digest_of(work.generation.files[sources_name(manifest.protocol.arm(process.cells[0].arm).revision)]),
+        snapshot=work.generation.list_digest(manifest.protocol.arm(process.cells[0].arm).revision).sha256,
         trees=[snapshot],
         secret_names=secret_names(os.environ),
         lease_wait_ms=WAIT_MS_MAX if work.request.wait and work.cluster is None else 0,

@@ -6,6 +6,7 @@ bad: failed and pilot attempts, void rows and superseded manifests all go in.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from capsule.archive.model import Sealed
 from capsule.archive.readme import citation, verify_text
 from capsule.archive.tables import write_table
 from capsule.archive.writer import CapsuleWriter
-from capsule.core.digest import hex_of
+from capsule.core.digest import PREFIX, hex_of
 from capsule.core.errors import BrokenError, IncompleteError, MachineError, RefusedError, UsageError
 from capsule.core.progress import final_rows
 from capsule.core.results import Results, derive
@@ -32,6 +33,8 @@ from capsule.steps.verify import MAGIC, open_capsule, verify
 
 CHUNK_BYTES = 1 << 20
 TELEMETRY = "telemetry.jsonl"
+SIZED = struct.Struct("=32sQ")
+"""A digest and a size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def pack(
                 if progress:
                     progress(done, total)
             sealed = writer.close()
+        del items
     except OSError as error:
         raise MachineError(f"cannot read what goes into the capsule: {error}") from error
     with open_capsule(path) as stream:
@@ -159,7 +163,40 @@ def _is_capsule(path: Path) -> bool:
         return file.read(len(MAGIC)) in (b"", MAGIC)
 
 
-def plan(workspace: Workspace) -> tuple[list[Item], Results]:
+class Contents:
+    """Digests of frozen sources with their sizes, each once and in order, in 40 bytes for every path that has it."""
+
+    def __init__(self) -> None:
+        self._rooms = [bytearray() for _ in range(256)]
+
+    def add(self, digest: str, size: int) -> None:
+        """Add what may be there already."""
+        raw = bytes.fromhex(hex_of(digest))
+        self._rooms[raw[0]] += SIZED.pack(raw, size)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        for room in self._rooms:
+            for raw, size in sorted(set(SIZED.iter_unpack(room))):
+                yield raw.hex(), size
+
+
+@dataclass(frozen=True)
+class Items:
+    """What is to be packed, in its order, and as often as is asked; of the sources no list is held."""
+
+    before: list[Item]
+    sources: Contents
+    after: list[Item]
+    root: Path
+
+    def __iter__(self) -> Iterator[Item]:
+        yield from self.before
+        for hex_digits, size in self.sources:
+            yield Item(f"5-sources/{hex_digits}", size, store.object_path(self.root, PREFIX + hex_digits))
+        yield from self.after
+
+
+def plan(workspace: Workspace) -> tuple[Items, Results]:
     """List the members in their order, and derive the results that go among them."""
     now = standing(workspace)
     if not now.chain.events:
@@ -178,15 +215,16 @@ def plan(workspace: Workspace) -> tuple[list[Item], Results]:
     table = write_table(
         table_columns(manifest.protocol.observations), table_rows(manifest, cells, now.account, now.journals)
     )
-    items = [*_manifests(now), *_ledger(now), *_attempts(workspace, now)]
-    items.append(_bytes("4-records/rows.parquet", table))
-    items += _telemetry(workspace, now)
-    items += _sources(workspace, now)
-    items.append(_bytes("7-results/results.json", results.to_bytes()))
-    items.append(_bytes("8-README/CITATION.cff", citation(manifest)))
+    before = [*_manifests(now), *_ledger(now), *_attempts(workspace, now)]
+    before.append(_bytes("4-records/rows.parquet", table))
+    before += _telemetry(workspace, now)
     chain_files = [generation.files for generation in now.generations]
-    items.append(_bytes("8-README/VERIFY.md", verify_text(manifest, chain_files)))
-    return items, results
+    after = [
+        _bytes("7-results/results.json", results.to_bytes()),
+        _bytes("8-README/CITATION.cff", citation(manifest)),
+        _bytes("8-README/VERIFY.md", verify_text(manifest, chain_files)),
+    ]
+    return Items(before, _sources(now), after, workspace.root), results
 
 
 def _bytes(name: str, data: bytes) -> Item:
@@ -195,10 +233,12 @@ def _bytes(name: str, data: bytes) -> Item:
 
 def _manifests(now: Standing) -> Iterator[Item]:
     for generation in now.generations:
-        for name, data in sorted(generation.files.items()):
+        for name in sorted(generation.files.keys() | generation.lists.keys()):
             member = f"1-manifest/{generation.number:03d}/{name}"
-            if is_allowed(member):
-                yield _bytes(member, data)
+            if name in generation.lists and is_allowed(member):
+                yield Item(member, generation.lists[name], generation.directory / name)
+            elif is_allowed(member):
+                yield _bytes(member, generation.files[name])
 
 
 def _ledger(now: Standing) -> Iterator[Item]:
@@ -223,10 +263,11 @@ def _telemetry(workspace: Workspace, now: Standing) -> Iterator[Item]:
         yield _bytes("4-records/telemetry.parquet", write_table(TELEMETRY_COLUMNS, chain([first], rows)))
 
 
-def _sources(workspace: Workspace, now: Standing) -> Iterator[Item]:
-    sizes: dict[str, int] = {}
+def _sources(now: Standing) -> Contents:
+    contents = Contents()
     for generation in now.generations:
         for revision in {None, *(arm.revision for arm in generation.manifest.arms)}:
-            sizes |= {entry.sha256: entry.size for entry in generation.sources(revision) if entry.kind == "file"}
-    for digest, size in sorted(sizes.items()):
-        yield Item(f"5-sources/{hex_of(digest)}", size, store.object_path(workspace.root, digest))
+            for entry in generation.iterate_sources(revision):
+                if entry.kind == "file":
+                    contents.add(entry.sha256, entry.size)
+    return contents

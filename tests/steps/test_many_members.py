@@ -21,6 +21,7 @@ from capsule.core.judge import judge
 from capsule.core.manifest import SourceEntry, sources_bytes
 from capsule.steps import extract as extracting
 from capsule.steps.extract import extract, extract_sources
+from capsule.steps.pack import Contents, Items
 from capsule.steps.show import Listing, members
 from capsule.steps.verify import collect
 from tests.attacks.vectors import SOURCES, golden, with_list
@@ -230,3 +231,16 @@ def test_a_full_disk_is_as_it_was_before(name: str, small: Path, small_disk: Pat
         extract(small, small_disk / name)
     assert "the space on its disk" in str(caught.value.hint)
     assert below(small_disk) == []
+
+
+def test_what_is_packed_of_sources_is_in_order_and_small() -> None:
+    digests = [digest_of(b"%d" % number) for number in range(COUNT)]
+    contents, size = kept(Contents)
+    _, more = kept(lambda: all(contents.add(digest, number) is None for number, digest in enumerate(digests)))
+    contents.add(digests[7], 7)
+    assert size + more < BYTES_OF_ONE / 2
+    assert list(contents) == sorted((digest[7:], number) for number, digest in enumerate(digests))
+    items = Items([], contents, [], Path("/x"))
+    assert (
+        [item.name for item in items] == [item.name for item in items] == sorted(f"5-sources/{d[7:]}" for d in digests)
+    )
