@@ -47,12 +47,13 @@ GLANCE_SECONDS = 0.1
 
 
 class Holder(Model):
-    """What a lease file says about its holder; `baseline` is that of the device when it was taken."""
+    """What a lease file says about its holder; `baseline` is that of the device when it was taken, under that boot."""
 
     protocol: str
     attempt: str
     pid: Natural
     since: str
+    boot_id: str
     token: str
     baseline: dict[str, int | str | None]
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from capsule.core.errors import DriftError, MachineError
 from capsule.core.manifest import read_sources
+from capsule.host.clock import BOOT_UNKNOWN, read_boot_id
 from capsule.host.devices import Backend
 from capsule.host.devices.base import Baseline, Occupancy
 from capsule.host.launch import SourceTree
@@ -74,7 +75,12 @@ def _settled(backends: Mapping[str, Backend], meanwhile: Callable[[Collection[st
 
 
 def _check_inherited(uuid: str, left: Holder, backend: Backend) -> None:
-    """What a holder left that did not end in order: its processes, or a device that did not come back."""
+    """What a holder left that did not end in order: its processes, or a device that did not come back.
+
+    No process outlives a boot, and a device is reset by it: how it looked before is no measure any more.
+    """
+    if left.boot_id not in (BOOT_UNKNOWN, read_boot_id()):
+        return
     who = f"attempt {left.attempt} of {left.protocol}"
     alive = with_environment(TREE, left.token)
     if alive:

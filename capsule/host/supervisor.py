@@ -109,12 +109,13 @@ class Supervisor:
         return launch.SETTLED
 
     def _holder(self) -> Holder:
-        order, since = self.order, self.clock().realtime
+        order, now = self.order, self.clock()
         return Holder(
             protocol=order.protocol,
             attempt=order.attempt,
             pid=os.getpid(),
-            since=since,
+            since=now.realtime,
+            boot_id=now.boot_id,
             token=order.token,
             baseline=self.attempt.baseline,
         )

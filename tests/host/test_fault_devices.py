@@ -35,8 +35,9 @@ from capsule.core.table import telemetry_row
 from capsule.core.telemetry import DeviceTelemetry, Sample, summarize, worst
 from capsule.core.telemetry_checks import TABLE, check_telemetry
 from capsule.host import launch
+from capsule.host.clock import read_boot_id
 from capsule.host.devices.fake import IDLE_BYTES, FakeBackend
-from capsule.host.lease import lease_path, quarantined, read_holder, readmit
+from capsule.host.lease import Holder, lease_path, quarantined, read_holder, readmit, take
 from capsule.host.reconcile import reconcile
 from tests.host.conftest import DAEMONIZE, MANIFEST, Bench, eventually, protocol_of
 from tests.host.test_cgroup import possible
@@ -337,6 +338,22 @@ def test_memory_that_stays_beyond_the_grace_is_charged_to_the_grace_and_the_devi
     eventually(lambda: fake.unclean(GPU, {"memory_used_bytes": IDLE_BYTES}) is None)
     assert end(run(gpu, wanted)).outcome == "completed"
     assert read_holder(lease_path(gpu.leases, GPU)) is None
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_how_a_device_looked_before_a_new_boot_is_no_measure(gpu: Bench, same: bool) -> None:
+    """Another driver may need more memory; what a crash left in the lease's file would bar the device for ever."""
+    holder = Holder(
+        protocol="0002-y", attempt="a000007", pid=1, since="then", boot_id=read_boot_id() if same else "another",
+        token="t", baseline={f"{GPU}.memory_used_bytes": IDLE_BYTES - 100 * MIB, f"{GPU}.driver": "older"},
+    )  # fmt: skip
+    lease = take(gpu.leases, [GPU], holder)
+    lease.release()
+    if same:
+        reason, words = refused(gpu, protocol(QUICK))
+        assert (reason, "attempt a000007 of 0002-y left it so" in words) == ("device_unclean", True)
+    else:
+        assert end(run(gpu, protocol(QUICK))).outcome == "completed"
 
 
 def test_a_device_that_a_stranger_keeps_in_use_is_not_clean_and_not_quarantined(gpu: Bench, machine: Machine) -> None:

@@ -30,7 +30,13 @@ from capsule.host.lease import (
 from capsule.host.process import lock_owners
 
 ME = Holder(
-    protocol="0001-x", attempt="a000003", pid=os.getpid(), since="2026-01-02T03:04:05.678Z", token="t", baseline={}
+    protocol="0001-x",
+    attempt="a000003",
+    pid=os.getpid(),
+    since="2026-01-02T03:04:05.678Z",
+    boot_id="b",
+    token="t",
+    baseline={},
 )
 
 

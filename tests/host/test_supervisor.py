@@ -27,7 +27,7 @@ from tests.host.conftest import MANIFEST, SNAPSHOT, Bench, eventually, protocol_
 RECORD = (
     "import json, os\ndef record(**row):\n    open(os.environ['CAPSULE_RECORDS'], 'a').write(json.dumps(row) + '\\n')\n"
 )
-HOLDER = Holder(protocol="0002-y", attempt="a000007", pid=4711, since="then", token="t", baseline={})
+HOLDER = Holder(protocol="0002-y", attempt="a000007", pid=4711, since="then", boot_id="b", token="t", baseline={})
 WHOLE = ["reserved", "intent", "spawned", "exit", "tree_empty", "device_clean", "settled"]
 
 
