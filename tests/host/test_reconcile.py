@@ -517,8 +517,7 @@ def test_a_long_attempt_is_not_silent_between_its_rare_heartbeats(bench: Bench) 
 
 def test_a_status_says_that_nobody_looks_after_an_attempt(capsule: Capsule, tmp_path: Path) -> None:
     trial = "import time\ndef measure(cell):\n    time.sleep(60)\n"
-    changes = {"wall_limit_seconds = 15": "wall_limit_seconds = 4"}
-    protocol = make_study(tmp_path / "s", trial=trial, changes=changes)
+    protocol = make_study(tmp_path / "s", trial=trial)
     assert capsule("freeze", protocol).code == 0
     run = subprocess.Popen([sys.executable, "-m", "capsule", "run", str(protocol)], stdout=-3, stderr=-3)
     try:
@@ -530,6 +529,11 @@ def test_a_status_says_that_nobody_looks_after_an_attempt(capsule: Capsule, tmp_
     finally:
         run.kill()
         run.wait(10)
+    eventually(lambda: status(protocol).liveness == {"a000001": "watched"})
+    whereabouts = read_traces(protocol.parent / ".capsule/study/attempts/a000001").whereabouts
+    assert whereabouts is not None
+    assert whereabouts.watchdog is not None
+    os.kill(whereabouts.watchdog.pid, signal.SIGTERM)
     eventually(lambda: status(protocol).liveness == {"a000001": "lost"})
     assert status(protocol).attempts[0].open
     assert capsule("reconcile", protocol).code == 0

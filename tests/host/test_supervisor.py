@@ -281,6 +281,7 @@ def test_the_limit_of_a_journal_is_not_reached_by_one_that_has_it(bench: Bench) 
     assert (end(attempt).outcome, end(attempt).files["journal.jsonl"].size) == ("completed", 1_000)
 
 
+@pytest.mark.slow
 def test_a_real_journal_of_more_than_the_limit_is_cut(bench: Bench) -> None:
     line = "'{\"x\": 1}' + ' ' * 900_000 + '\\n'"
     source = RECORD + f"record(x=1.5)\nfor _ in range(80): open(os.environ['CAPSULE_RECORDS'], 'a').write({line})"

@@ -18,7 +18,7 @@ from capsule.host.reconcile import Finding, liveness, reconcile
 from capsule.host.supervision import Supervision
 from capsule.host.traces import SEEN, read_traces
 from tests.host.conftest import Bench, eventually, protocol_of
-from tests.host.crashes import Nursery, Observer, fake_device, held, hold, left_of, nursery, order_of, roles
+from tests.host.crashes import Nursery, Observer, fake_device, held, hold, kill, left_of, nursery, order_of, roles
 
 SLEEPER = "import os, time\nprint('up', flush=True)\nopen('PIDFILE', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
 HIDDEN = """
@@ -138,30 +138,6 @@ def test_a_killed_watchdog_ends_the_trial_and_the_attempt_is_void(bench: Bench) 
     assert found.exit.signal == signal.SIGTERM
 
 
-def test_a_stopped_supervisor_does_not_stop_the_clock_of_the_wall_limit(bench: Bench) -> None:
-    supervision, pid = started(bench, SLEEPER, wall_limit_seconds="2", kill_grace_seconds="1")
-    os.kill(supervision.pid, signal.SIGSTOP)
-    try:
-        eventually(lambda: gone(pid), 15)
-    finally:
-        os.kill(supervision.pid, signal.SIGCONT)
-    assert supervision.wait(20) == launch.SETTLED, bench.log(supervision.attempt)
-    found = attempt_of(bench, supervision)
-    assert isinstance(found.end, Settled)
-    assert found.end.outcome == "wall_limit"
-    assert found.end.charge.debited_ms >= 5_000
-
-
-def test_a_stopped_watchdog_does_not_keep_a_trial_beyond_its_wall_limit(bench: Bench) -> None:
-    supervision, pid = started(bench, SLEEPER, wall_limit_seconds="2", kill_grace_seconds="1")
-    os.kill(watchdog_of(bench, supervision.attempt), signal.SIGSTOP)
-    assert supervision.wait(30) == launch.SETTLED, bench.log(supervision.attempt)
-    assert gone(pid)
-    found = attempt_of(bench, supervision)
-    assert isinstance(found.end, Settled)
-    assert found.end.outcome == "wall_limit"
-
-
 def test_a_signal_to_a_watchdog_whose_supervisor_lives_changes_nothing(bench: Bench) -> None:
     source = "import os, time\nopen('PIDFILE', 'w').write(str(os.getpid()))\ntime.sleep(1.5)\n"
     supervision, _ = started(bench, source)
@@ -232,6 +208,32 @@ watchdog._Keeper.run = run
 def forks() -> Iterator[Nursery]:
     with nursery() as found:
         yield found
+
+
+def test_a_stopped_supervisor_does_not_stop_the_clock_of_the_wall_limit(bench: Bench, forks: Nursery) -> None:
+    """The watchdog gives it a moment more, ends the trial in its place, and says so once the supervisor goes on."""
+    backstop = "from capsule.host import watchdog\nwatchdog.BACKSTOP_MS = 600\n"
+    started = held(bench, forks, "after spawned", backstop, trial="wall")
+    (trial,) = roles(bench, started)["trial"]
+    eventually(lambda: gone(trial), 15)
+    kill(started.supervisor, number=signal.SIGCONT)
+    assert started.wait() == launch.SETTLED, bench.log(started.order.attempt)
+    found = hold(bench, started.order, None)
+    assert isinstance(found.end, Settled)
+    assert found.end.outcome == "wall_limit"
+    assert found.end.charge.debited_ms >= 1_500 + 100 + 600
+
+
+def test_a_stopped_watchdog_does_not_keep_a_trial_beyond_its_wall_limit(bench: Bench, forks: Nursery) -> None:
+    started = held(bench, forks, "after spawned", trial="wall")
+    there = roles(bench, started)
+    kill(*there["watchdog"], number=signal.SIGSTOP)
+    kill(started.supervisor, number=signal.SIGCONT)
+    assert started.wait() == launch.SETTLED, bench.log(started.order.attempt)
+    assert all(gone(pid) for pid in (*there["watchdog"], *there["trial"]))
+    found = hold(bench, started.order, None)
+    assert isinstance(found.end, Settled)
+    assert found.end.outcome == "wall_limit"
 
 
 def test_a_watchdog_killed_before_it_tells_the_end_does_not_hold_the_supervisor_for_ever(
