@@ -401,12 +401,13 @@ def extraction(data: bytes) -> None:
         with file_of(seal(members)) as path:
             for number, way in enumerate((extract, extract_sources)):
                 inside = folder / "inside" / str(number)
-                inside.parent.mkdir(exist_ok=True)
+                inside.mkdir(parents=True)
                 with suppress(CapsuleError), only_reading(folder=str(inside)):
-                    way(path, inside)
+                    way(path, inside / "out")
+                assert set(os.listdir(inside)) <= {"out"}  # noqa: PTH208
         assert sorted(os.listdir(folder)) == ["inside", "victim"]  # noqa: PTH208
         assert (folder / "victim").read_bytes() == b"untouched"
-        assert set(os.listdir(folder / "inside")) <= {"0", "1"}  # noqa: PTH208
+        assert set(os.listdir(folder / "inside")) == {"0", "1"}  # noqa: PTH208
         for place, folders, names, descriptor in os.fwalk(folder / "inside"):
             for name in (*folders, *names):
                 if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
