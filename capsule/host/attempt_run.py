@@ -353,6 +353,7 @@ class AttemptRun:
         """Take in what comes within that time: messages of the helpers, signals, and ends of children."""
         self.loop.turn(timeout_ms)
         for pid, status, usage in collect():
+            self.tree.collected(pid)
             self.sampler.collected(pid)
             if self.watchdog is not None:
                 self.watchdog.collected(pid, status, usage)

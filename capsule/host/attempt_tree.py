@@ -35,6 +35,11 @@ class AttemptTree:
         if self.cgroup is not None:
             self.cgroup.limit_processes(self._processes_max * TASKS_A_PROCESS)
 
+    def collected(self, pid: int) -> None:
+        """Take in that a child was collected: if it was a helper, its pid may be that of any process from now on."""
+        self.sampler = 0 if pid == self.sampler else self.sampler
+        self.watchdog = 0 if pid == self.watchdog else self.watchdog
+
     def live(self) -> list[Stat]:
         """Return its live processes, parents before children."""
         hidden = {self.sampler}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from capsule.host import process
+from capsule.host.attempt_tree import AttemptTree
 from capsule.host.output import CappedOutput, assemble, half_of, segment_path
 from capsule.host.process import (
     Stat,
@@ -305,6 +306,21 @@ def leaf():
 
 member(0)
 """
+
+
+@pytest.mark.parametrize("helper", ["sampler", "watchdog"])
+def test_a_helpers_pid_belongs_to_the_tree_once_the_helper_was_collected(tmp_path: Path, helper: str) -> None:
+    """Whoever of the tree got it since is seen like all others, or nobody would end it."""
+    child = subprocess.Popen(["sleep", "60"])
+    tree = AttemptTree(tmp_path, "t", 5)
+    setattr(tree, helper, child.pid)
+    try:
+        assert child.pid not in [item.pid for item in tree.live()]
+        tree.collected(child.pid)
+        assert child.pid in [item.pid for item in tree.live()]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_fork_storm_is_ended_whole(tmp_path: Path) -> None:
