@@ -40,9 +40,9 @@ ERRORS = ("ENOSPC", "EIO", "EROFS")
 NOTED = """
 from capsule.host import durable
 operate = durable._operate
-def noted():
+def noted(*place):
     try:
-        operate()
+        operate(*place)
     except OSError:
         open(FILE, "w").close()
         raise
