@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capsule.core import redact as module
 from capsule.core.redact import (
     MARKER,
     OVERLAP_BYTES,
@@ -178,6 +179,23 @@ def test_no_input_is_more_than_linear(name: str) -> None:
     before = time.process_time()
     redact(HOSTILE[name])
     assert time.process_time() - before < 5
+
+
+FRAGMENTS = [
+    *(text.encode() for text in (*TOKENS.values(), *MORE.values(), MIXED)),
+    *b"sk- ey J ://user:pw@ :// @ : secret_access_key SECRET_ACCESS_KEY= bearer Authorization: github_pat_ x =".split(),
+    *(b" ", b"\n", b"\xe9", b"\x85", b"\xa0", b"\0", b"\x0b", b"eyJ" + b"a" * 1500, b"x" * 60, b". " * 300, b"_" * 99),
+]
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=40), st.integers(0, 3000), st.sampled_from([64, 1000, 4096]))
+def test_looking_by_pieces_finds_what_one_search_does(parts: list[bytes], start: int, piece: int) -> None:
+    data = b"".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", piece)
+        found = module._next_secret(data, start)
+    expected = module._SECRET.search(data, start)
+    assert (found and (found.span(), found.lastgroup)) == (expected and (expected.span(), expected.lastgroup))
 
 
 def test_text_and_search() -> None:
