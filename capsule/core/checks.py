@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from capsule.core.attempt import COMPLETED, Settled, exit_faults
 from capsule.core.canonical import iterate_lines
-from capsule.core.digest import digest_of
+from capsule.core.digest import Digests, digest_of
 from capsule.core.errors import MalformedError
 from capsule.core.evidence import NotChecked, Reading
 from capsule.core.ledger_checks import (
@@ -177,26 +177,29 @@ def check_sources(reading: Reading) -> Checking:
     """V-15: every frozen source is there, nothing else is, and each attempt ran a frozen snapshot."""
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
-    every: list[SourceList] = []
+    evidence = reading.evidence
+    wanted = Digests()
     for number, name, listed in _source_lists(reading):
         place = f"1-manifest/{number:03d}/{name}"
         if listed.error is not None:
             raise MalformedError(listed.error)
         yield from (f"{place}: {words}" for words in listed.faults)
-        every.append(listed)
+        for digest in listed.contents:
+            wanted.add(digest)
         if number == _number_in_force(reading):
             reading.sources[_revision(name)] = listed
-    present = reading.evidence.sources
-    absent = _first(digest for listed in every for digest in listed.contents if digest not in present)
+    for digest in evidence.frozen:
+        wanted.add(digest)
+    absent = _first(digest for digest in wanted if digest not in evidence.sources)
     yield from (f"5-sources: {digest} is frozen and absent" for digest in absent)
-    extra = _first(digest for digest in present if all(digest not in listed.contents for listed in every))
+    extra = _first(digest for digest in evidence.sources if digest not in wanted)
     yield from (f"5-sources: {digest} is there and not frozen" for digest in extra)
     lists = {item.identity: {arm.sources.sha256 for arm in item.arms} for item in reading.manifests}
     for attempt in reading.account.attempts.values():
         own = lists.get(attempt.reserved.manifest, set()) if attempt.reserved else set()
         if attempt.intent and not attempt.pilot and attempt.intent.snapshot not in own:
             yield f"{attempt.id}: ran a snapshot of {attempt.intent.snapshot}, which its manifest does not freeze"
-    return f"{len(present)} distinct files"
+    return f"{evidence.matched + len(evidence.sources)} distinct files"
 
 
 def _source_lists(reading: Reading) -> Iterator[tuple[int, str, SourceList]]:
@@ -214,8 +217,8 @@ def _revision(name: str) -> str | None:
 
 
 def _first(digests: Iterable[str]) -> list[str]:
-    """Return digests in their order, each once, and not more than a check counts."""
-    return sorted(set(nsmallest(FINDINGS_COUNTED_MAX + 1, digests)))
+    """Return digests in their order, not more than a check counts."""
+    return nsmallest(FINDINGS_COUNTED_MAX + 1, digests)
 
 
 def check_imports(reading: Reading) -> Checking:

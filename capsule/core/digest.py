@@ -53,12 +53,21 @@ class PackedSet:
         if raw not in self:
             self._rooms[hash(raw) % ROOMS] += raw
 
-    def __contains__(self, raw: bytes) -> bool:
+    def discard(self, raw: bytes) -> None:
+        """Remove what may be there."""
         room = self._rooms[hash(raw) % ROOMS]
+        at = self._place(room, raw)
+        if at >= 0:
+            del room[at : at + self._size]
+
+    def __contains__(self, raw: bytes) -> bool:
+        return self._place(self._rooms[hash(raw) % ROOMS], raw) >= 0
+
+    def _place(self, room: bytearray, raw: bytes) -> int:
         at = room.find(raw)
         while at > 0 and at % self._size:
             at = room.find(raw, at + 1)
-        return at >= 0
+        return at
 
     def __iter__(self) -> Iterator[bytes]:
         for room in self._rooms:
@@ -78,6 +87,10 @@ class Digests:
     def add(self, digest: str) -> None:
         """Add what may be there already."""
         self._raw.add(bytes.fromhex(hex_of(digest)))
+
+    def discard(self, digest: str) -> None:
+        """Remove what may be there."""
+        self._raw.discard(bytes.fromhex(hex_of(digest)))
 
     def __contains__(self, digest: str) -> bool:
         return bytes.fromhex(hex_of(digest)) in self._raw

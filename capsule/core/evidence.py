@@ -23,10 +23,11 @@ class Evidence:
 
     `members` are names, without those of as many sources and oracles as `stored` says. `generations` are the manifests
     of the chain by number from 1, each a map of file name to bytes; lists of sources through which a reader went as
-    they came are in `source_lists` instead, by number and file name. `attempt_files` are the digests of every attempt's
-    files; `table` the rows of the packed table, or the words for why it was not read, and `telemetry_table` likewise,
-    gone through once and in order. `later` are members of a newer minor version of the format, which are listed and
-    hashed and not looked at.
+    they came are in `source_lists` instead, by number and file name. `sources` are the contents that are there; where
+    lists were gone through, without as many as `matched` says, which the lists name, and `frozen` are those that they
+    name and that are not there. `attempt_files` are the digests of every attempt's files; `table` the rows of the
+    packed table, or the words for why it was not read, and `telemetry_table` likewise, gone through once and in order.
+    `later` are members of a newer minor version of the format, which are listed and hashed and not looked at.
     """
 
     container_findings: list[str] = field(default_factory=list)
@@ -42,11 +43,31 @@ class Evidence:
     journals: dict[str, bytes] = field(default_factory=dict)
     provenance: dict[str, bytes] = field(default_factory=dict)
     telemetry: dict[str, bytes] = field(default_factory=dict)
+    frozen: set[str] | Digests = field(default_factory=set)
+    matched: int = 0
     sources: set[str] | Digests = field(default_factory=set)
     table: list[dict[str, Any]] | str = ""
     telemetry_table: Iterable[Mapping[str, Any]] | str = ()
     results: bytes = b""
     identity: str | None = None
+
+    def add_list(self, number: int, name: str, listed: SourceList) -> None:
+        """Take in a list of sources through which a reader went; no source has come yet."""
+        self.source_lists.setdefault(number, {})[name] = listed
+        contents, listed.contents = listed.contents, Digests()
+        if not len(self.frozen):
+            self.frozen = contents
+            return
+        for digest in contents:
+            self.frozen.add(digest)
+
+    def add_source(self, digest: str) -> None:
+        """Take in a source that is there, after the lists."""
+        if digest in self.frozen:
+            self.frozen.discard(digest)
+            self.matched += 1
+        else:
+            self.sources.add(digest)
 
     def files(self, number: int) -> set[str]:
         """The names of the files of a manifest."""

@@ -20,6 +20,8 @@ KEY_BYTES = 16
 class SourceList:
     """What is known of one list, as far as it was fed: its digest, what is wrong with it, the contents of its files.
 
+    Whoever has compared the contents may take them out.
+
     `error` says why it is no list of sources; what is known of its entries ends there, its digest goes on.
     """
 

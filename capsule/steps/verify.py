@@ -81,7 +81,7 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
 
     Without them memory grows by some hundred bytes for each source.
     """
-    evidence = Evidence(sources=Digests())
+    evidence = Evidence(sources=Digests(), frozen=Digests())
     tables: dict[str, bytes] = {}
     for name, size, digest, content in _members(stream, evidence, whole_lists):
         if name.startswith(STORED):
@@ -98,7 +98,7 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
                 number, _, file = rest.partition("/")
                 files = evidence.generations.setdefault(int(number), {})
                 if isinstance(content, SourceList):
-                    evidence.source_lists.setdefault(int(number), {})[file] = content
+                    evidence.add_list(int(number), file, content)
                 else:
                     files[file] = data
             case "2-ledger.jsonl":
@@ -114,7 +114,7 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
                 tables[rest] = data
             case "5-sources" | "6-oracles":
                 if room == "5-sources":
-                    evidence.sources.add(PREFIX + rest)
+                    evidence.add_source(PREFIX + rest)
                 if digest != PREFIX + rest:
                     words = f"{name}: expected content with the digest of its name, found {digest}"
                     _note(evidence.member_findings, words)

@@ -75,6 +75,11 @@ def test_a_packed_set_is_a_set(added: list[bytes], asked: list[bytes]) -> None:
     assert sorted(packed) == sorted(set(added))
     assert len(packed) == len(set(added))
     assert [raw in packed for raw in asked] == [raw in set(added) for raw in asked]
+    left = set(added)
+    for raw in asked:
+        packed.discard(raw)
+        left.discard(raw)
+    assert sorted(packed) == sorted(left)
 
 
 def test_bytes_of_two_neighbours_are_no_member(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from capsule.steps.verify import collect
 from tests.attacks.vectors import SOURCES, golden, with_list
 from tests.golden.make import seal
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 COUNT = 3000
 BYTES_OF_ONE = 250
 """What may be kept of a source: digests of its content, of content and path, and once of its member."""
@@ -81,8 +82,10 @@ def test_verify_keeps_digests_of_sources_only(large: Path) -> None:
     assert not [finding for finding in checks["V-15"].findings if finding.startswith(("5-", "1-"))]
 
 
-def test_verify_says_the_same_of_lists_that_were_read_whole(large: Path) -> None:
-    with large.open("rb") as stream:
+@pytest.mark.parametrize("name", [path.stem for path in sorted(GOLDEN.glob("*.capsule"))])
+def test_verify_says_the_same_of_lists_that_were_read_whole(name: str) -> None:
+    """Also where sources are absent, or more than the lists name, and where manifests share them."""
+    with (GOLDEN / f"{name}.capsule").open("rb") as stream:
         whole = judge(collect(stream))
         stream.seek(0)
         assert judge(collect(stream, whole_lists=False)) == whole
