@@ -218,7 +218,8 @@ def _record_index() -> Mapping[str, RecordedFile]:
     index: dict[str, RecordedFile] = {}
     for distribution in importlib.metadata.distributions():
         base = os.path.abspath(str(distribution.locate_file("")))  # noqa: PTH100
+        folders = tuple(dict.fromkeys((base, os.path.realpath(base))))
         for record in recorded_files(distribution):
-            for folder in dict.fromkeys((base, os.path.realpath(base))):
+            for folder in folders:
                 index.setdefault(os.path.normpath(f"{folder}/{record.path}"), record)
     return index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -241,3 +242,14 @@ def test_what_a_real_process_reports_is_judged_whole(tmp_path: Path) -> None:
     assert [finding.module for finding in judgement.findings] == ["stray"]
     assert (origins["trial"], origins["json"], origins["packaging.version"]) == ("source", "stdlib", "distribution")
     assert origins["capsule.guest"] == "tool"
+
+
+def test_the_index_of_recorded_files_looks_at_each_folder_of_distributions_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are tens of thousands of files, and every attempt of a Python trial waits for it."""
+    looked: list[str] = []
+    real = os.path.realpath
+    monkeypatch.setattr(provenance.os.path, "realpath", lambda path: looked.append(path) or real(path))
+    index = provenance._record_index.__wrapped__()
+    assert len(looked) <= len(list(importlib.metadata.distributions())) < len(index)
