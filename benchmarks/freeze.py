@@ -110,10 +110,11 @@ def main() -> None:
                 time_store(tree)
             shutil.rmtree(tree)
         tree = Path(temporary, "mixed")
-        generate(tree / "small", int(20_000 * options.scale), 4096)
-        generate(tree / "large", 4, int((1 << 29) * options.scale))
+        files, size = int(20_000 * options.scale), int((1 << 29) * options.scale)
+        generate(tree / "small", files, 4096)
+        generate(tree / "large", 4, size)
         track(tree)
-        compare("F2 20,000 files and four of 512 MiB : openssl sha256", lambda: scan(tree), openssl(tree), pairs)
+        compare(f"F2 {files} files and four of {size >> 20} MiB : openssl sha256", lambda: scan(tree), openssl(tree), pairs)
 
 
 def time_store(tree: Path) -> None:
