@@ -16,6 +16,9 @@ from capsule.core.results import Results
 from capsule.core.signing import SignatureFound, TokenFound, Trust
 from capsule.core.source_list import SourceList
 
+KEPT_BYTES_MAX = 64 << 20
+"""Bytes of one member that the checks read; a larger journal or list is a finding, so no run or freeze makes one."""
+
 
 @dataclass
 class Evidence:

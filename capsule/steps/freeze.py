@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from capsule.core.digest import digest_of
 from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolError, RefusedError, UsageError
+from capsule.core.evidence import KEPT_BYTES_MAX
 from capsule.core.manifest import (
     ArmSource,
     FileDigest,
@@ -112,12 +113,13 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
         revision: source.scan_revision(workspace.root, revision, protocol.sources).entries
         for revision in sorted({arm.revision for arm in protocol.arms if arm.revision})
     }
+    files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
+    files |= {sources_name(revision): sources_bytes(entries) for revision, entries in revisions.items()}
+    _check_sizes(files)
     # Written only now, when nothing is left to complain about: a refused freeze leaves no `.capsule` behind.
     store.put_all(workspace.root, scan.entries)
     for revision, entries in revisions.items():
         store.put_revision(workspace.root, revision, entries)
-    files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
-    files |= {sources_name(revision): sources_bytes(entries) for revision, entries in revisions.items()}
     manifest = Manifest(
         schema_="capsule.manifest/1",
         protocol=protocol,
@@ -261,6 +263,19 @@ def refuse_secrets(data: bytes, what: str, file: str) -> None:
             f"{file}:{line}: expected no secret in {what}, found what looks like one ({found[0].kind})",
             hint="the manifest is published; name an environment variable instead",
         )
+
+
+def _check_sizes(files: Mapping[str, bytes]) -> None:
+    """Refuse what no reader of a capsule would take, before it is run and paid for."""
+    for name, content in files.items():
+        if len(content) > KEPT_BYTES_MAX:
+            what = "planned cells" if name == "cells.jsonl" else "sources"
+            count = list_digest(content).count
+            raise RefusedError(
+                f"expected {name} of at most {KEPT_BYTES_MAX} bytes, as no reader takes more, found {len(content)} of "
+                f"{count} {what}",
+                hint="leave files out in [sources]" if what == "sources" else "plan fewer cells in one protocol",
+            )
 
 
 def _check_trials(protocol: Protocol, file: str, entries: list[SourceEntry]) -> None:

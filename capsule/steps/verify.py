@@ -18,7 +18,7 @@ from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
 from capsule.archive.tables import read_table, scan_table
 from capsule.core.digest import PREFIX, Digests, is_digest
 from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
-from capsule.core.evidence import Evidence
+from capsule.core.evidence import KEPT_BYTES_MAX, Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import FileDigest, Manifest
 from capsule.core.signing import Trust
@@ -28,9 +28,6 @@ from capsule.core.verdict import FINDINGS_COUNTED_MAX, Verdict
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 """The first bytes of every zstd frame, and so of every capsule."""
-
-KEPT_BYTES_MAX = 64 << 20
-"""Bytes of one member that the checks read; a larger journal or list is a finding, and no run writes one."""
 
 ALL_KEPT_BYTES_MAX = 1 << 30
 """Bytes of all members that are kept: a few kilobytes of a file can declare any number of zeros."""

@@ -229,6 +229,24 @@ def test_a_time_without_its_offset_is_refused(capsule: Capsule, tmp_path: Path) 
     assert "not_after" in said.err
 
 
+def test_lists_that_no_reader_takes_are_not_frozen(
+    capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list beyond the bound would make the capsule broken, once everything has been run and paid for."""
+    protocol = make_study(tmp_path)
+    for limit, name, what in ((300, "cells.jsonl", "8 planned cells"), (5000, "sources.jsonl", "42 sources")):
+        monkeypatch.setattr("capsule.steps.freeze.KEPT_BYTES_MAX", limit)
+        said = capsule("freeze", protocol)
+        assert said.code == 4
+        assert f"expected {name} of at most {limit} bytes, as no reader takes more, found " in said.err
+        assert f" of {what}" in said.err
+        assert not (tmp_path / ".capsule" / "objects").exists()
+        assert not (tmp_path / "study.frozen").exists()
+        for number in range(40):
+            (tmp_path / f"more{number}.py").touch()
+    monkeypatch.undo()
+
+
 @pytest.mark.parametrize("command", ["ledger", "reconcile", "status", "clean", "run", "pack"])
 def test_what_was_never_frozen_has_no_account(capsule: Capsule, tmp_path: Path, command: str) -> None:
     """A file that is no frozen protocol is told as such, and never as one without events."""
