@@ -114,7 +114,8 @@ def main() -> None:
         generate(tree / "small", files, 4096)
         generate(tree / "large", 4, size)
         track(tree)
-        compare(f"F2 {files} files and four of {size >> 20} MiB : openssl sha256", lambda: scan(tree), openssl(tree), pairs)
+        title = f"F2 {files} files and four of {size >> 20} MiB : openssl sha256"
+        compare(title, lambda: scan(tree), openssl(tree), pairs)
 
 
 def time_store(tree: Path) -> None:
