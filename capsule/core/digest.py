@@ -34,7 +34,7 @@ def hex_of(digest: str) -> str:
     return digest[len(PREFIX) :]
 
 
-ROOMS = 1024
+ROOMS = 4096
 
 
 class PackedSet:
