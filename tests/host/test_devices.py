@@ -904,28 +904,19 @@ def test_nvmls_sample_holds_everything_the_driver_tells(library: Library) -> Non
     assert (sample.error, sample.lost) == (None, False)
 
 
-def test_utilization_is_read_seldom_while_a_process_is_listed_and_always_where_none_is(
+def test_energy_is_read_seldom_while_a_process_is_listed_and_always_where_none_is(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It costs more than all other readings together, and tells whose the device is only where nobody is listed."""
+    """It costs more than all other readings together; before a trial and after it, it is exact."""
     nvml = NvmlBackend(library)
-    library.gpus[0].readings["UtilizationRates"].gpu = 7
     found = []
-    for at_ms, pids in (
-        (500, [9]),
-        (1000, [9]),
-        (1500, []),
-        (2000, [9]),
-        (3499, [9]),
-        (3500, [9]),
-        (4000, [2**32 - 1]),
-    ):
+    for at_ms, pids in ((500, []), (1000, []), (1500, [9]), (2999, [9]), (3000, [9]), (3500, [9]), (3600, [])):
         monkeypatch.setattr("capsule.host.devices.nvml.boottime_ms", lambda at_ms=at_ms: at_ms)
         library.gpus[0].pids["Compute"] = pids
         sample = checked(nvml.sample("GPU-0", [9], {"memory_used_bytes": 615 * MIB}))
-        found.append(sample.utilization_percent)
-        assert ("utilization_percent" in sample.missing) == (sample.utilization_percent is None)
-    assert found == [7, None, 7, None, None, 7, None]
+        found.append(sample.energy_mj is not None)
+        assert ("energy_mj" in sample.missing) == (sample.energy_mj is None)
+    assert found == [True, True, False, False, True, False, True]
 
 
 READERS = {

@@ -39,8 +39,8 @@ PROCESSES = (
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
-UTILIZATION_MS = 2_000
-"""So often utilization is read while a process is listed: it costs more than all other readings together."""
+ENERGY_MS = 2_000
+"""So often energy is read while a process is listed: it costs more than all other readings together."""
 NOT_DUE = "read every two seconds"
 WHOLE_ONLY = "only the whole GPU has it, of which this is a MIG instance"
 
@@ -79,7 +79,7 @@ class NvmlBackend:
         self._cuda = cuda
         self._judge = Judge()
         self._events: dict[str, Any] = {}
-        self._utilization_due_ms: dict[str, int] = {}
+        self._energy_due_ms: dict[str, int] = {}
 
     @property
     def started(self) -> bool:
@@ -136,20 +136,19 @@ class NvmlBackend:
         try:
             handle = self._handle(uuid)
             readings = _Readings(self._ask)
-            listed = False
+            looks: list[Look] = []
 
             def look() -> Look:
-                nonlocal listed
-                found = self._look(uuid, handle, readings, at_ms)
-                listed = listed or found.listed is not None
-                return found
+                looks.append(self._look(uuid, handle, readings))
+                return looks[-1]
 
             idle = baseline.get("memory_used_bytes")
             judged = self._judge.sampled(uuid, look, own, idle if isinstance(idle, int) else None, exists)
-            self._read(uuid, handle, readings)
+            self._read(uuid, handle, readings, at_ms, in_use=bool(looks[-1].listed))
         except MachineError as error:
             return unanswered(uuid, at_ms, error)
-        if not listed and not readings.values.keys() - {"driver", "layout"}:
+        is_listed = any(found.listed is not None for found in looks)
+        if not is_listed and not readings.values.keys() - {"driver", "layout"}:
             words = f"{uuid} answers nothing: {readings.missing['memory_used_bytes']}"
             return unanswered(uuid, at_ms, MachineError(words))
         return Sample(
@@ -169,8 +168,8 @@ class NvmlBackend:
 
     # Readings.
 
-    def _look(self, uuid: str, handle: Any, readings: _Readings, at_ms: int | None = None) -> Look:
-        """Ask for what tells whose the device is; in a sample, for utilization only where it is due or tells."""
+    def _look(self, uuid: str, handle: Any, readings: _Readings) -> Look:
+        """Ask for what tells whose the device is."""
         unlisted = ""
         listed: set[int] = set()
         for function in PROCESSES:
@@ -184,17 +183,14 @@ class NvmlBackend:
         readings.take("memory_used_bytes", lambda info: int(info.used), "nvmlDeviceGetMemoryInfo", handle)
         if _is_instance(uuid):
             readings.miss("utilization_percent", WHOLE_ONLY)
-        elif at_ms is None or not listed or at_ms >= self._utilization_due_ms.get(uuid, 0):
+        else:
             readings.take("utilization_percent", lambda rates: int(rates.gpu), "nvmlDeviceGetUtilizationRates", handle)
-            self._utilization_due_ms[uuid] = (at_ms or 0) + UTILIZATION_MS
-        elif "utilization_percent" not in readings.values:
-            readings.missing.setdefault("utilization_percent", NOT_DUE)
         values = readings.values
         used, utilization = values.get("memory_used_bytes"), values.get("utilization_percent")
         return Look(None if unlisted else frozenset(listed), unlisted, used, utilization)
 
-    def _read(self, uuid: str, handle: Any, readings: _Readings) -> None:
-        """Ask for the rest."""
+    def _read(self, uuid: str, handle: Any, readings: _Readings, at_ms: int, *, in_use: bool) -> None:
+        """Ask for the rest; of a device in use, for energy only where it is due."""
         readings.take("driver", _text, "nvmlSystemGetDriverVersion")
         readings.attempt("layout", lambda: self._layout(uuid, handle))
         if _is_instance(uuid):
@@ -207,7 +203,11 @@ class NvmlBackend:
         take("memory_clock_mhz", int, "nvmlDeviceGetClockInfo", handle, CLOCK_MEMORY)
         take("temperature_celsius", int, "nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU)
         take("power_mw", int, "nvmlDeviceGetPowerUsage", handle)
-        take("energy_mj", int, "nvmlDeviceGetTotalEnergyConsumption", handle)
+        if in_use and at_ms < self._energy_due_ms.get(uuid, 0):
+            readings.miss("energy_mj", NOT_DUE)
+        else:
+            take("energy_mj", int, "nvmlDeviceGetTotalEnergyConsumption", handle)
+            self._energy_due_ms[uuid] = at_ms + ENERGY_MS
         take("throttle", int, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         take("ecc_corrected", int, "nvmlDeviceGetTotalEccErrors", handle, ECC_CORRECTED, ECC_VOLATILE)
         take("ecc_uncorrected", int, "nvmlDeviceGetTotalEccErrors", handle, ECC_UNCORRECTED, ECC_VOLATILE)
