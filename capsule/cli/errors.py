@@ -23,9 +23,11 @@ def guarded(arguments: Sequence[str]) -> int:
     """Run the command line; every failure becomes `capsule: error: …` and a code, never a traceback.
 
     SIGTERM and SIGHUP end everything in the order in which an interrupt does; the exit code names the first signal. One
-    that whoever started the command had ignored (`nohup`) stays ignored.
+    that whoever started the command had ignored (`nohup`) stays ignored. The ends of children are never ignored: what
+    `git` answered would be lost, and every answer taken for a yes.
     """
     _open_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     received: list[signal.Signals] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -47,9 +47,9 @@ def fork_helper(
         if pid == 0:
             _helper(main, keep, libc if dies_with_parent else None, parent, output, held)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if output is not None:
             os.close(output)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 

@@ -6,6 +6,7 @@ to, and from then on takes samples and answers questions. Losing it costs sample
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -178,6 +179,10 @@ class _Eye:
 
     def run(self) -> None:
         name_process(f"capsule sampler of {' '.join(self.devices)}")
+        with contextlib.suppress(ConnectionError):  # the supervisor is gone
+            self._watch()
+
+    def _watch(self) -> None:
         try:
             self.backends = {uuid: backend_for(uuid) for uuid in self.devices}
             for backend in {type(backend): backend for backend in self.backends.values()}.values():

@@ -242,7 +242,12 @@ def report(work: Work, going: Going) -> None:
         MachineError: the supervisor could not do its work; `reconcile` will settle the attempt.
     """
     name = going.supervision.attempt
-    attempt = work.ledger.read()[1].attempts[name]
+    attempt = work.ledger.read()[1].attempts.get(name)
+    if attempt is None:
+        raise MachineError(
+            f"{work.ledger.path}: expected attempt {name}, which this run reserved, found another ledger or none",
+            hint="put the ledger and its head back: a budget that was spent is known from nowhere else",
+        )
     if attempt.open and isinstance(going.supervision, SlurmSupervision):
         reconcile_jobs(work.ledger, work.workspace.attempts)
         attempt = work.ledger.read()[1].attempts[name]

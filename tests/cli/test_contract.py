@@ -255,6 +255,19 @@ def test_closed_streams_are_no_bug() -> None:
         assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_where_the_ends_of_children_were_ignored_git_is_heard_all_the_same(tmp_path: Path) -> None:
+    """Its exit status would be lost, and what it ignores be frozen and published."""
+    protocol = make_study(tmp_path / "study")
+    (tmp_path / ".gitignore").write_text("private.txt\n")
+    (protocol.parent / "private.txt").write_text("nobody's business")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    done = process("freeze", protocol, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert done.returncode == 0, done.stderr
+    (listed,) = tmp_path.rglob("sources.jsonl")
+    assert "trial.py" in listed.read_text()
+    assert "private.txt" not in listed.read_text()
+
+
 def test_an_endless_input_that_is_no_capsule_ends_at_once() -> None:
     """The first bytes decide: a stream without end is refused as soon as they are read."""
     with Path("/dev/zero").open("rb") as zeros:

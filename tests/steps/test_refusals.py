@@ -126,22 +126,28 @@ def test_what_is_no_protocol_is_refused(capsule: Capsule, tmp_path: Path, data: 
     assert "study.toml" in said.err
 
 
-def test_two_runs_at_once(capsule: Capsule, tmp_path: Path) -> None:
-    """The second run is told who holds the device; with --wait it goes on afterwards; no cell runs twice."""
-    gate = tmp_path / "gate"
+def held_open(capsule: Capsule, folder: Path) -> tuple[Path, Path, subprocess.Popen[str]]:
+    """Return a study, a file for which its trials wait, and a run of it that has come to the first of them."""
+    gate = folder / "gate"
     trial = (
         "import os, time\n"
         f"def measure(cell):\n    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.02)\n"
         "    return {'amount': 1.0, 'seconds': 0.0}\n"
     )
-    protocol = make_study(tmp_path / "s", trial=trial)
+    protocol = make_study(folder / "s", trial=trial)
     assert capsule("freeze", protocol).code == 0
     command = [sys.executable, "-m", "capsule", "run", str(protocol)]
-    first = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 20
     journal = protocol.parent / ".capsule" / "study" / "attempts" / "a000001" / "journal.jsonl"
     while not journal.exists() and time.monotonic() < until:
         time.sleep(0.05)
+    return protocol, gate, run
+
+
+def test_two_runs_at_once(capsule: Capsule, tmp_path: Path) -> None:
+    """The second run is told who holds the device; with --wait it goes on afterwards; no cell runs twice."""
+    protocol, gate, first = held_open(capsule, tmp_path)
     second = capsule("run", protocol)
     assert second.code == 4, second
     assert f"pid {first.pid}" in second.err
@@ -274,6 +280,16 @@ def test_a_ledger_that_was_removed_is_missed(capsule: Capsule, tmp_path: Path) -
     said = capsule("run", protocol)
     assert said.code == 4
     assert "ledger" in said.err
+
+
+def test_a_ledger_that_is_removed_while_a_run_goes_on_is_missed(capsule: Capsule, tmp_path: Path) -> None:
+    protocol, gate, run = held_open(capsule, tmp_path)
+    for path in (protocol.parent / ".capsule" / "study").glob("ledger*"):
+        path.unlink()
+    gate.touch()
+    _, said = run.communicate(timeout=60)
+    assert (run.returncode, "Traceback" in said) == (5, False), said
+    assert "ledger.jsonl: expected attempt a000001" in said
 
 
 def test_an_edited_journal_is_found_by_whoever_reads_it(capsule: Capsule, tmp_path: Path) -> None:
