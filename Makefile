@@ -45,10 +45,10 @@ demo: $(INSTALLED) ## freeze, run, pack, verify and replay a real small experime
 	@echo "The capsule is $(DEMO)/demo.capsule, its report $(DEMO)/report.html."
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 test-slow: $(INSTALLED) ## run the tests that crash, kill and fail everything at every state
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 3 -m slow
 
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA device
 	$(BIN)/python -m pytest --override-ini addopts="--import-mode=importlib" tests/gpu

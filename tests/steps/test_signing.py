@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,7 @@ def test_a_manifest_stamped_after_the_first_attempt_is_named_as_such(
     said = capsule("sign", frozen, "--key", keys / "alice")
     assert "2 attempts under it came before this signature" in said.out
     token = tmp_path / "token"
+    time.sleep(1)  # tokens tell whole seconds
     token.write_bytes(Authority(keys / "tsa").stamp((frozen.parent / "study.frozen/001/manifest.json").read_bytes()))
     assert capsule("timestamp", frozen, "--token", token).code == 0
     assert capsule("pack", frozen).code == 0
