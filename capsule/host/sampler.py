@@ -29,6 +29,8 @@ from capsule.host.process import descendants
 
 MESSAGE_BYTES = 1 << 20
 VISIBLE_SECONDS = 20.0
+WHOLE_MS = 2_000
+"""So often at least a sample is whole, with what costs more than all the rest; those around an attempt always are."""
 TURN_MS = 50
 REVIVALS_MAX = 10
 """How often a sampler that ended is replaced in one attempt."""
@@ -176,6 +178,7 @@ class _Eye:
         self.baseline: Baseline = {}
         self.began_ms: int | None = None
         self.absent: MachineError | None = None
+        self.whole_due_ms = 0
 
     def run(self) -> None:
         name_process(f"capsule sampler of {' '.join(self.devices)}")
@@ -222,7 +225,7 @@ class _Eye:
                 case "visible":
                     return {"visible": self._visible(question["environment"])}
                 case _:
-                    self._look()
+                    self._look(whole=True)
                     found = {
                         uuid: backend.unclean(uuid, baseline_of(self.baseline, uuid))
                         for uuid, backend in self.backends.items()
@@ -239,11 +242,11 @@ class _Eye:
         held: list[tuple[Sample, bool]] = []
 
         def meanwhile(settling: Collection[str]) -> None:
-            held.extend((sample, sample.device in settling) for sample in self._samples())
+            held.extend((sample, sample.device in settling) for sample in self._samples(whole=True))
 
         self.baseline = inspect_devices(self.backends, inherited, exclusivity, meanwhile)
         self.began_ms = self.clock().boottime_ms
-        now = list(self._samples())
+        now = list(self._samples(whole=True))
         idle = {sample.device for sample in now if sample.exclusivity == "exclusive"}
         for sample, settling in held:
             self._tell({"sample": (_settled(sample) if settling and sample.device in idle else sample).to_json()})
@@ -272,16 +275,19 @@ class _Eye:
             raise MachineError(answer["failed"])
         return answer["visible"]  # type: ignore[no-any-return]
 
-    def _look(self) -> None:
-        """Take a sample of every device that can be sampled, and tell it."""
-        for sample in self._samples():
+    def _look(self, *, whole: bool = False) -> None:
+        """Take a sample of every device that can be sampled, a whole one at least every so often, and tell it."""
+        now_ms = self.clock().boottime_ms
+        if whole := whole or now_ms >= self.whole_due_ms:
+            self.whole_due_ms = now_ms + WHOLE_MS
+        for sample in self._samples(whole=whole):
             self._tell({"sample": sample.to_json()})
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self, *, whole: bool) -> Iterator[Sample]:
         own = _Below(self.watched)
         for uuid, backend in self.backends.items():
             if backend.sampled:
-                yield backend.sample(uuid, own, baseline_of(self.baseline, uuid))
+                yield backend.sample(uuid, own, baseline_of(self.baseline, uuid), whole=whole)
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         self.channel.send(json.dumps(message).encode())

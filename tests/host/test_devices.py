@@ -904,19 +904,11 @@ def test_nvmls_sample_holds_everything_the_driver_tells(library: Library) -> Non
     assert (sample.error, sample.lost) == (None, False)
 
 
-def test_energy_is_read_seldom_while_a_process_is_listed_and_always_where_none_is(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It costs more than all other readings together; before a trial and after it, it is exact."""
+def test_a_sample_that_need_not_be_whole_leaves_energy_out(library: Library) -> None:
     nvml = NvmlBackend(library)
-    found = []
-    for at_ms, pids in ((500, []), (1000, []), (1500, [9]), (2999, [9]), (3000, [9]), (3500, [9]), (3600, [])):
-        monkeypatch.setattr("capsule.host.devices.nvml.boottime_ms", lambda at_ms=at_ms: at_ms)
-        library.gpus[0].pids["Compute"] = pids
-        sample = checked(nvml.sample("GPU-0", [9], {"memory_used_bytes": 615 * MIB}))
-        found.append(sample.energy_mj is not None)
-        assert ("energy_mj" in sample.missing) == (sample.energy_mj is None)
-    assert found == [True, True, False, False, True, False, True]
+    whole, other = (checked(nvml.sample("GPU-0", [9], {}, whole=whole)) for whole in (True, False))
+    assert (other.energy_mj, set(other.missing) - set(whole.missing)) == (None, {"energy_mj"})
+    assert "energy_mj" not in whole.missing
 
 
 READERS = {

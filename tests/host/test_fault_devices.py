@@ -766,6 +766,13 @@ def test_energy_is_null_where_its_counter_cannot_be_believed(
     assert (telemetry(attempt).energy_mj, telemetry(attempt).energy_missing) == (None, why)
 
 
+def test_energy_is_read_at_both_ends_and_seldom_between(gpu: Bench) -> None:
+    attempt = run(gpu, protocol(A_WHILE))
+    known = [item.energy_mj is not None for item in samples(gpu, attempt.id)]
+    assert (known[0], known[-1], False in known) == (True, True, True)
+    assert (telemetry(attempt).energy_mj or 0) > 0
+
+
 def test_a_reading_that_the_driver_does_not_give_is_null_with_its_reason(gpu: Bench, machine: Machine) -> None:
     machine.scenario(GPU, sample=[{"energy_mj": None}])
     attempt = run(gpu, protocol(QUICK))

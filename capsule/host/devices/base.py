@@ -71,11 +71,12 @@ class Backend(Protocol):
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
         """Return the environment by which a child sees these devices only."""
 
-    def sample(self, uuid: str, own: Collection[int], baseline: Baseline) -> Sample:
+    def sample(self, uuid: str, own: Collection[int], baseline: Baseline, *, whole: bool = True) -> Sample:
         """Look at the device once, while an attempt whose processes are `own` runs, or after it.
 
         `own` is read after the driver's list, so a collection that looks anew each time is never behind it. What could
-        not be read is null with its reason; a device that does not answer gives a sample with `error`.
+        not be read is null with its reason; a device that does not answer gives a sample with `error`. Unless it
+        shall be `whole`, what the driver takes long for may be left out.
         """
 
     def visible(self) -> tuple[str, ...] | None:

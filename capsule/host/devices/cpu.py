@@ -39,7 +39,7 @@ class CpuBackend:
         """Hide accelerators, which were not leased."""
         return {"CUDA_VISIBLE_DEVICES": ""}
 
-    def sample(self, uuid: str, own: Collection[int], baseline: Baseline) -> Sample:
+    def sample(self, uuid: str, own: Collection[int], baseline: Baseline, *, whole: bool = True) -> Sample:
         """Return a sample without readings: a CPU is not watched."""
         return Sample(
             at_ms=boottime_ms(),

@@ -80,7 +80,7 @@ class FakeBackend:
         folders = ":".join(str(self.directory / uuid) for uuid in uuids)
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CAPSULE_FAKE_DEVICE_FOLDERS": folders}
 
-    def sample(self, uuid: str, own: Collection[int], baseline: Baseline) -> Sample:
+    def sample(self, uuid: str, own: Collection[int], baseline: Baseline, *, whole: bool = True) -> Sample:
         """Return the readings of a device at ease, but for what the scenario says."""
         at_ms = boottime_ms()
         try:
@@ -91,7 +91,9 @@ class FakeBackend:
         idle_bytes = idle if isinstance(idle, int) else None
         judged = self._judge.sampled(uuid, lambda: self._look(uuid, scenario), own, idle_bytes, self._exists(scenario))
         readings = self._readings(uuid, scenario)
-        values = {name: value for name, value in readings.items() if value is not None}
+        seldom = {"energy_mj"} if not whole else set()
+        values = {name: value for name, value in readings.items() if value is not None and name not in seldom}
+        why = MISSING | dict.fromkeys(seldom, "the sample is not a whole one")
         return Sample(
             at_ms=at_ms,
             device=uuid,
@@ -99,7 +101,7 @@ class FakeBackend:
             words=judged.words,
             own=judged.own,
             foreign=judged.foreign,
-            missing={name: MISSING.get(name, "the scenario hides it") for name in READINGS if name not in values},
+            missing={name: why.get(name, "the scenario hides it") for name in READINGS if name not in values},
             **values,
         )
 

@@ -39,9 +39,7 @@ PROCESSES = (
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
-ENERGY_MS = 2_000
-"""So often energy is read while a process is listed: it costs more than all other readings together."""
-NOT_DUE = "read every two seconds"
+NOT_ASKED = "read less often than the rest, as the driver takes long for it"
 WHOLE_ONLY = "only the whole GPU has it, of which this is a MIG instance"
 
 _started_in: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -79,7 +77,6 @@ class NvmlBackend:
         self._cuda = cuda
         self._judge = Judge()
         self._events: dict[str, Any] = {}
-        self._energy_due_ms: dict[str, int] = {}
 
     @property
     def started(self) -> bool:
@@ -130,25 +127,26 @@ class NvmlBackend:
         """Let a child see the leased devices only."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
 
-    def sample(self, uuid: str, own: Collection[int], baseline: Baseline) -> Sample:
-        """Read everything that the driver tells of the device, each reading on its own."""
+    def sample(self, uuid: str, own: Collection[int], baseline: Baseline, *, whole: bool = True) -> Sample:
+        """Read everything that the driver tells of the device, each reading on its own; energy only if `whole`."""
         at_ms = boottime_ms()
         try:
             handle = self._handle(uuid)
             readings = _Readings(self._ask)
-            looks: list[Look] = []
+            listed = False
 
             def look() -> Look:
-                looks.append(self._look(uuid, handle, readings))
-                return looks[-1]
+                nonlocal listed
+                found = self._look(uuid, handle, readings)
+                listed = listed or found.listed is not None
+                return found
 
             idle = baseline.get("memory_used_bytes")
             judged = self._judge.sampled(uuid, look, own, idle if isinstance(idle, int) else None, exists)
-            self._read(uuid, handle, readings, at_ms, in_use=bool(looks[-1].listed))
+            self._read(uuid, handle, readings, whole)
         except MachineError as error:
             return unanswered(uuid, at_ms, error)
-        is_listed = any(found.listed is not None for found in looks)
-        if not is_listed and not readings.values.keys() - {"driver", "layout"}:
+        if not listed and not readings.values.keys() - {"driver", "layout"}:
             words = f"{uuid} answers nothing: {readings.missing['memory_used_bytes']}"
             return unanswered(uuid, at_ms, MachineError(words))
         return Sample(
@@ -189,8 +187,8 @@ class NvmlBackend:
         used, utilization = values.get("memory_used_bytes"), values.get("utilization_percent")
         return Look(None if unlisted else frozenset(listed), unlisted, used, utilization)
 
-    def _read(self, uuid: str, handle: Any, readings: _Readings, at_ms: int, *, in_use: bool) -> None:
-        """Ask for the rest; of a device in use, for energy only where it is due."""
+    def _read(self, uuid: str, handle: Any, readings: _Readings, whole: bool) -> None:
+        """Ask for the rest."""
         readings.take("driver", _text, "nvmlSystemGetDriverVersion")
         readings.attempt("layout", lambda: self._layout(uuid, handle))
         if _is_instance(uuid):
@@ -203,11 +201,10 @@ class NvmlBackend:
         take("memory_clock_mhz", int, "nvmlDeviceGetClockInfo", handle, CLOCK_MEMORY)
         take("temperature_celsius", int, "nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU)
         take("power_mw", int, "nvmlDeviceGetPowerUsage", handle)
-        if in_use and at_ms < self._energy_due_ms.get(uuid, 0):
-            readings.miss("energy_mj", NOT_DUE)
-        else:
+        if whole:
             take("energy_mj", int, "nvmlDeviceGetTotalEnergyConsumption", handle)
-            self._energy_due_ms[uuid] = at_ms + ENERGY_MS
+        else:
+            readings.miss("energy_mj", NOT_ASKED)
         take("throttle", int, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         take("ecc_corrected", int, "nvmlDeviceGetTotalEccErrors", handle, ECC_CORRECTED, ECC_VOLATILE)
         take("ecc_uncorrected", int, "nvmlDeviceGetTotalEccErrors", handle, ECC_UNCORRECTED, ECC_VOLATILE)
