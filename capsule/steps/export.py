@@ -21,7 +21,7 @@ from capsule.steps.exports.folder import Folder
 from capsule.steps.fresh import fresh
 from capsule.steps.judged import Judged, judged_stream
 from capsule.steps.report import check_output
-from capsule.steps.verify import open_capsule
+from capsule.steps.show import open_regular
 
 CHUNK_BYTES = 1 << 20
 
@@ -49,7 +49,7 @@ def export(path: Path, form: str, output: Path, *, force: bool = False, key: Pat
     """Write the capsule at `path` in the form of others: a folder, or for `in-toto` a file.
 
     Raises:
-        UsageError: there is no such form or file, or a key was given for a form that is not signed.
+        UsageError: there is no such form or file, the file is a pipe, or a key was given for a form that is not signed.
         BrokenError, IncompleteError: the capsule is not intact, and `force` was not given.
         RefusedError: something is there already.
     """
@@ -80,7 +80,7 @@ def export(path: Path, form: str, output: Path, *, force: bool = False, key: Pat
 
 def _verified(path: Path, force: bool) -> tuple[Judged, str]:
     """Verify the capsule; return what was found and the SHA-256 of the file, in hexadecimal digits."""
-    with open_capsule(path) as stream:
+    with open_regular(path) as stream:
         digest = _sha256(stream)
         stream.seek(0)
         found = judged_stream(stream)

@@ -25,6 +25,7 @@ from capsule.steps.fresh import fresh
 from capsule.steps.show import sound
 
 SOURCES = "5-sources/"
+COPIED_BYTES = 1 << 20
 RECORD = struct.Struct("=32s?Q")
 """Of one file: digest of its content, whether it may be executed, and where its path begins."""
 
@@ -49,8 +50,9 @@ def extract(path: Path, target: Path) -> Extracted:
     """Write every member below `target`, which must not exist or be empty.
 
     Raises:
+        UsageError: there is no such file, or it is a pipe, which cannot be read twice.
         BrokenError: the capsule is damaged; nothing was written.
-        RefusedError: the target is there and not empty.
+        RefusedError: the target is there and not empty, or lies below a file.
         MachineError: the disk is full, or it cannot be written for another reason; nothing is left.
     """
     count = sum(isinstance(event, MemberEnd) for event in sound(path))
@@ -63,9 +65,10 @@ def extract_sources(path: Path, target: Path, revision: str | None = None) -> Ex
     """Write the frozen source tree of the manifest in force below `target`; links only where they stay inside it.
 
     Raises:
+        UsageError: there is no such file, or it is a pipe, which cannot be read twice.
         BrokenError: the capsule is damaged or lacks a source, or a path leads out of the tree; nothing was written.
         IncompleteError: it has no list of sources.
-        RefusedError: the target is there and not empty.
+        RefusedError: the target is there and not empty, or lies below a file.
         MachineError: the disk is full, or it cannot be written for another reason; nothing is left.
     """
     tree, present = _read(path, revision)
@@ -192,32 +195,53 @@ def _leaves(place: bytes, to: bytes) -> bool:
 
 
 def _write(path: Path, made: Path, places: Callable[[str], Sequence[Place]]) -> None:
-    """Stream members into files; `places` says for each where it goes, which may be several places or none."""
+    """Stream members into files; `places` says for each where it goes, which may be several places or none.
+
+    However many places a member has, at most two of its files are open: the first is copied to the others.
+    """
     root = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    files: list[int] = []
+    first = None
+    others: Sequence[Place] = ()
     try:
         for event in sound(path):
             if isinstance(event, MemberStart):
-                files.extend(_create(root, place) for place in places(event.name))
+                if wanted := places(event.name):
+                    first, others = _create(root, wanted[0]), wanted[1:]
+            elif first is None:
+                continue
             elif isinstance(event, Chunk):
-                for descriptor in files:
-                    _write_all(descriptor, event.data)
+                _write_all(first, event.data)
             elif isinstance(event, MemberEnd):
-                while files:
-                    os.close(files.pop())
+                for place in others:
+                    _copy(first, root, place)
+                done, first = first, None
+                os.close(done)
     finally:
-        for descriptor in (*files, root):
-            os.close(descriptor)
+        if first is not None:
+            os.close(first)
+        os.close(root)
 
 
 def _create(root: int, place: Place) -> int:
     """Create a new file below `root`, its folders one by one, following no link."""
     folder = _folder(root, place.path)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         return os.open(place.path.rpartition(b"/")[2], flags, place.mode, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def _copy(whole: int, root: int, place: Place) -> None:
+    """Write what is in an open file to another place."""
+    copy = _create(root, place)
+    try:
+        at = 0
+        while data := os.pread(whole, COPIED_BYTES, at):
+            _write_all(copy, memoryview(data))
+            at += len(data)
+    finally:
+        os.close(copy)
 
 
 def _link(made: Path, place: bytes, to: bytes) -> None:

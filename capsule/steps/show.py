@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from capsule.archive.access import list_members, open_member
 from capsule.archive.reader import End, Event, MemberEnd, walk
-from capsule.core.errors import BrokenError
+from capsule.core.errors import BrokenError, UsageError
 from capsule.steps.verify import open_capsule, recognised
 
 
@@ -23,14 +26,32 @@ class Listing:
     members: Iterator[tuple[str, int, str]]
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a capsule file that is read more than once.
+
+    Raises:
+        UsageError: there is no such file, or it is a pipe or a device.
+        MachineError: it cannot be read.
+    """
+    with suppress(OSError):
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            raise UsageError(
+                f"expected a regular file at {path}, as it is read more than once, found a pipe or a device",
+                hint="write the capsule to a file first; `capsule verify` reads a pipe",
+            )
+    return open_capsule(path)
+
+
 def sound(path: Path) -> Iterator[Event]:
     """Yield what a capsule holds, as `capsule.archive.reader.walk` does; raises at the end of one that is damaged.
 
     Raises:
+        UsageError: there is no such file, or it is a pipe: who asks for this reads the file twice.
         BrokenError: the container is damaged; `verify` says where.
         MalformedError: the file is no capsule.
     """
-    with open_capsule(path) as stream:
+    with open_regular(path) as stream:
         for event in walk(recognised(stream)):
             if isinstance(event, End) and event.sealed is None:
                 raise BrokenError(
@@ -51,7 +72,13 @@ def members(path: Path) -> Listing:
 
 
 def member(path: Path, name: str) -> bytes:
-    """Return the bytes of one member, checked against the digest in the member table."""
-    with open_capsule(path) as stream:
+    """Return the bytes of one member, checked against the digest in the member table.
+
+    Raises:
+        UsageError: there is no such file, or it is a pipe, which cannot be read twice.
+        MalformedError: the file is no capsule.
+        IncompleteError: it has no such member.
+    """
+    with open_regular(path) as stream:
         recognised(stream)
     return open_member(path, name)

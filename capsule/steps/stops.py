@@ -42,7 +42,7 @@ class Stops:
 
     @contextmanager
     def breakable(self) -> Iterator[None]:
-        """Let a request break off what is done inside, which must be something that can be done again."""
+        """Let a request break off, once, what is done inside, which must be something that can be done again."""
         self._breakable = True
         try:
             if self.asked:
@@ -55,4 +55,5 @@ class Stops:
         self.asked.append(signal.Signals(number))
         self._passed_on(self.asked[-1], len(self.asked) > 1)
         if self._breakable:
+            self._breakable = False
             raise KeyboardInterrupt
