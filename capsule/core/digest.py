@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -34,48 +35,63 @@ def hex_of(digest: str) -> str:
     return digest[len(PREFIX) :]
 
 
-ROOMS = 4096
+ROOM_MAX = 8
+"""Members that a room has on the average, at most."""
 
 
 class PackedSet:
-    """A set of byte strings of one size that takes little more than their bytes, for hundreds of thousands of them.
+    """A set of byte strings of one size that takes little more than their bytes, for millions of them.
 
-    Each lies in one of many rooms, by Python's own hash, which nobody outside the process can aim at.
+    Each lies in one of many rooms, by Python's own hash, which nobody outside the process can aim at. Rooms are
+    doubled as the set grows, and looked through member by member, so no choice of bytes makes it slow.
     """
 
     def __init__(self, size: int) -> None:
+        self._members = struct.Struct(f"{size}s").iter_unpack
         self._size = size
-        self._rooms = [bytearray() for _ in range(ROOMS)]
+        self._count = 0
+        self._rooms = [b""]
 
     def add(self, raw: bytes) -> None:
         """Add what may be there already."""
         assert len(raw) == self._size, raw
-        if raw not in self:
-            self._rooms[hash(raw) % ROOMS] += raw
+        number = hash(raw) % len(self._rooms)
+        room = self._rooms[number]
+        if (raw,) in self._members(room):
+            return
+        self._rooms[number] = room + raw
+        self._count += 1
+        if self._count > ROOM_MAX * len(self._rooms):
+            self._double()
 
     def discard(self, raw: bytes) -> None:
         """Remove what may be there."""
-        room = self._rooms[hash(raw) % ROOMS]
-        at = self._place(room, raw)
-        if at >= 0:
-            del room[at : at + self._size]
+        if raw in self:
+            number = hash(raw) % len(self._rooms)
+            self._rooms[number] = b"".join(other for (other,) in self._members(self._rooms[number]) if other != raw)
+            self._count -= 1
+
+    def _double(self) -> None:
+        """Let every room hand what belongs there to a new one, as many rooms further on."""
+        before = len(self._rooms)
+        for number in range(before):
+            kept: list[bytes] = []
+            moved: list[bytes] = []
+            for (raw,) in self._members(self._rooms[number]):
+                (moved if hash(raw) & before else kept).append(raw)
+            self._rooms[number] = b"".join(kept)
+            self._rooms.append(b"".join(moved))
 
     def __contains__(self, raw: bytes) -> bool:
-        return self._place(self._rooms[hash(raw) % ROOMS], raw) >= 0
-
-    def _place(self, room: bytearray, raw: bytes) -> int:
-        at = room.find(raw)
-        while at > 0 and at % self._size:
-            at = room.find(raw, at + 1)
-        return at
+        return (raw,) in self._members(self._rooms[hash(raw) % len(self._rooms)])
 
     def __iter__(self) -> Iterator[bytes]:
         for room in self._rooms:
-            for at in range(0, len(room), self._size):
-                yield bytes(room[at : at + self._size])
+            for (raw,) in self._members(room):
+                yield raw
 
     def __len__(self) -> int:
-        return sum(map(len, self._rooms)) // self._size
+        return self._count
 
 
 class Digests:

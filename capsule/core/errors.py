@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+WORDS_MAX = 4_000
+"""Characters of an error or a finding: what they quote can be of any length."""
+
+
+def shortened(words: str, most: int = WORDS_MAX) -> str:
+    """Return words of at most `most` characters (100 or more): beginning and end, and how much was cut between."""
+    if len(words) <= most:
+        return words
+    half = (most - 60) // 2
+    return f"{words[:half]} [... {len(words) - 2 * half} characters cut ...] {words[-half:]}"
+
 
 class CapsuleError(Exception):
     """A failure with words for a person, a stable code for a program and the process's exit code."""
@@ -16,8 +27,8 @@ class CapsuleError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = shortened(message)
+        super().__init__(self.message)
         self.hint = hint
 
 

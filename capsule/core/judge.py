@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from capsule.core.checks import CHECK_FUNCTIONS, amendments
-from capsule.core.errors import CapsuleError
+from capsule.core.errors import CapsuleError, shortened
 from capsule.core.evidence import Evidence, NotChecked, Reading
 from capsule.core.ledger_checks import Checking
 from capsule.core.order import Claim, order_in_time
@@ -70,12 +70,13 @@ def _made(identifier: str, name: str, checking: Checking) -> Check:
             if count > FINDINGS_COUNTED_MAX:
                 break
             if len(findings) < FINDINGS_MAX:
-                findings.append(finding)
+                findings.append(shortened(finding))
     except StopIteration as stop:
-        words = stop.value
+        words = shortened(stop.value)
     except NotChecked as reason:
         if not findings:
-            return Check(id=identifier, name=name, status="not_checked", words=str(reason), required=reason.required)
+            words = shortened(str(reason))
+            return Check(id=identifier, name=name, status="not_checked", words=words, required=reason.required)
     except CapsuleError as error:
         count += 1
         findings.append(error.message)

@@ -29,6 +29,12 @@ from capsule.core.schema import Model, Natural, Text, first_error
 NAME_BYTES_MAX = 255
 """Bytes of a name that file systems take."""
 
+PATH_BYTES_MAX = 4096
+"""Bytes of a path that Linux takes."""
+
+LINE_BYTES_MAX = 1 << 20
+"""Bytes of one line of a list of sources, without its newline."""
+
 
 class SourceEntry(Model):
     """One file of the frozen sources.
@@ -51,27 +57,23 @@ class SourceEntry(Model):
 
 def is_inside(path: bytes) -> bool:
     """Whether a file of this path stays in the tree it is written to, and is not git's, which runs what it reads."""
+    if len(path) > PATH_BYTES_MAX:
+        return False
     parts = path.split(b"/")
     named = all(part not in (b"", b".", b"..") and len(part) <= NAME_BYTES_MAX for part in parts)
     return named and b"\0" not in path and all(part.lower() != b".git" for part in parts)
-
-
-def _folders(path: bytes) -> Iterator[bytes]:
-    at = path.find(b"/")
-    while at >= 0:
-        yield path[:at]
-        at = path.find(b"/", at + 1)
 
 
 class SourceFaults:
     """Finds what no honest freeze writes: paths out of the tree or through a file, links that contradict their targets.
 
     Entries are looked at in byte order of their paths, so a file comes before what would lie below it, and all that
-    begins with its path comes at once: only files whose paths begin this one's are remembered.
+    begins with its path comes at once: only files whose paths begin this one's are remembered. None of them lies below
+    another, so if this one lies below any, it is the last.
     """
 
     def __init__(self) -> None:
-        self._files: dict[bytes, None] = {}
+        self._files: list[bytes] = []
 
     def of(self, entry: SourceEntry) -> Iterator[str]:
         """Yield what is wrong with the next entry."""
@@ -81,17 +83,19 @@ class SourceFaults:
         except MalformedError as error:
             yield error.message
             return
-        while self._files and not path.startswith(last := next(reversed(self._files))):
-            del self._files[last]
+        while self._files and not path.startswith(self._files[-1]):
+            self._files.pop()
         if not is_inside(path):
-            yield f"expected a path inside the tree, found {shown(entry.path)}"
-        elif any(above in self._files for above in _folders(path)):
+            most = f" of at most {PATH_BYTES_MAX} bytes" if len(path) > PATH_BYTES_MAX else ""
+            yield f"expected a path inside the tree{most}, found {shown(entry.path)}"
+        elif self._files and path.startswith(self._files[-1] + b"/"):
             yield f"expected a path through folders, found {shown(entry.path)} below a file"
+        else:
+            self._files.append(path)
         if (target is not None, entry.mode is None) != (entry.kind == "link",) * 2:
             yield f"{shown(entry.path)}: expected a target for a link and a mode for a file, found otherwise"
         elif target is not None and (len(target), digest_of(target)) != (entry.size, entry.sha256):
             yield f"{shown(entry.path)}: expected size and digest of the link's target, found others"
-        self._files[path] = None
 
 
 def source_faults(entries: Iterable[SourceEntry]) -> Iterator[str]:
@@ -181,11 +185,12 @@ class SourceLines:
         """Yield the entries of the lines that end within the next bytes.
 
         Raises:
-            MalformedError: a line is not canonical, not an entry, or not after the one before it in byte order of
-                paths. Nothing can be fed after that.
+            MalformedError: a line is too long, not canonical, not an entry, or not after the one before it in byte
+                order of paths. Nothing can be fed after that.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return map(self._entry, lines)
+        yield from map(self._entry, lines)
+        self._refuse_long(self._rest, self._number + 1)
 
     def finish(self) -> None:
         """Say that nothing follows.
@@ -197,6 +202,7 @@ class SourceLines:
 
     def _entry(self, line: bytes) -> SourceEntry:
         self._number += 1
+        self._refuse_long(line, self._number)
         where = f"{self._where}:{self._number}"
         entry: SourceEntry = _checked(SourceEntry, parse(line, where), self._where, self._number)
         path = _raw(entry.path, where)
@@ -206,6 +212,12 @@ class SourceLines:
             raise MalformedError(f"{where}: expected a mode of every file and a target of every link")
         self._before = path
         return entry
+
+    def _refuse_long(self, line: bytes, number: int) -> None:
+        if len(line) > LINE_BYTES_MAX:
+            raise MalformedError(
+                f"{self._where}:{number}: expected at most {LINE_BYTES_MAX} bytes in a line, found more"
+            )
 
 
 def read_sources(data: bytes, where: str) -> list[SourceEntry]:

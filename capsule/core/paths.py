@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from capsule.core.errors import MalformedError
+from capsule.core.errors import MalformedError, shortened
 
 HEX = "hex:"
 LINKS_MAX = 40
+SHOWN_MAX = 1_000
+"""Characters of a path in a message."""
 
 
 def path_text(raw: bytes) -> str:
@@ -37,8 +39,8 @@ def path_bytes(text: str) -> bytes:
 
 
 def shown(path: str | bytes) -> str:
-    """Return a path for a message: on one line, with nothing that a terminal acts upon."""
-    text = path_text(path) if isinstance(path, bytes) else path
+    """Return a path for a message: on one line, shortened, with nothing that a terminal acts upon."""
+    text = shortened(path_text(path) if isinstance(path, bytes) else path, SHOWN_MAX)
     return text if text.isprintable() else ascii(text)
 
 

@@ -17,6 +17,7 @@ from capsule.core.digest import digest_of
 from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolError, RefusedError, UsageError
 from capsule.core.evidence import KEPT_BYTES_MAX
 from capsule.core.manifest import (
+    LINE_BYTES_MAX,
     ArmSource,
     FileDigest,
     Manifest,
@@ -24,6 +25,7 @@ from capsule.core.manifest import (
     Supersedes,
     cells_bytes,
     list_digest,
+    source_faults,
     sources_bytes,
 )
 from capsule.core.paths import shown
@@ -116,6 +118,8 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
     files |= {sources_name(revision): sources_bytes(entries) for revision, entries in revisions.items()}
     _check_sizes(files)
+    for name, entries in {"sources.jsonl": scan.entries, **{sources_name(r): e for r, e in revisions.items()}}.items():
+        _check_entries(name, entries, files[name])
     # Written only now, when nothing is left to complain about: a refused freeze leaves no `.capsule` behind.
     store.put_all(workspace.root, scan.entries)
     for revision, entries in revisions.items():
@@ -276,6 +280,16 @@ def _check_sizes(files: Mapping[str, bytes]) -> None:
                 f"{count} {what}",
                 hint="leave files out in [sources]" if what == "sources" else "plan fewer cells in one protocol",
             )
+
+
+def _check_entries(name: str, entries: list[SourceEntry], content: bytes) -> None:
+    """Refuse entries of which every reader of a capsule would say that no freeze writes them."""
+    longest = max(map(len, content.split(b"\n")))
+    words = next(source_faults(entries), None)
+    if words is None and longest > LINE_BYTES_MAX:
+        words = f"expected lines of at most {LINE_BYTES_MAX} bytes, found one of {longest}"
+    if words is not None:
+        raise RefusedError(f"{name}: {words}", hint="rename that file, or leave it out in [sources]")
 
 
 def _check_trials(protocol: Protocol, file: str, entries: list[SourceEntry]) -> None:

@@ -278,7 +278,14 @@ ITEMS = [
         "h10",
         "bombs: of zeros, of frames, of lines and of values",
         ("z8",),
-        {"attacks/test_bombs": ["test_bombs", "test_what_is_kept_is_bounded_in_all"]},
+        {
+            "attacks/test_bombs": [
+                "test_bombs",
+                "test_what_is_kept_is_bounded_in_all",
+                "test_long_paths_take_no_memory_and_make_no_long_findings",
+                "test_no_finding_is_long",
+            ]
+        },
     ),
     Item("h11", "JSON that is deep, with keys twice or giant integers", ("m1",)),
     Item(

@@ -139,6 +139,9 @@ def source_vectors() -> Iterator[Vector]:
         "of-git-in-hex": "hex:7aff2f2e67697420".removesuffix("20"),
         "below-a-file": "trial.py/x",
         "name-too-long": "z" * 256,
+        "too-long": "z/" * 2048 + "z",
+        "much-too-long": "z/" * 200_000 + "z",
+        "too-long-in-hex": "hex:" + (b"z/" * 2048 + b"\xff").hex(),
     }
     for fault, path in paths.items():
         # In byte order the path of a link comes last.
@@ -155,6 +158,7 @@ def source_vectors() -> Iterator[Vector]:
         "negative-size": entry(lambda found: found[0].update(size=-1)),
         "twice": entry(lambda found: [found[0], *found]),
         "out-of-order": entry(lambda found: found[::-1]),
+        "long-line": entry(lambda found: found[0].update(notes=["x" * (1 << 20)])),
         "short-blob": entry(lambda found: found[0].update(blob="ab")),
     }
     for fault, build in entries.items():

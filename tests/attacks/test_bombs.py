@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import io
+import json
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 
+from capsule.core.canonical import join_lines, parse_lines
+from capsule.core.digest import digest_of
+from capsule.core.errors import WORDS_MAX
 from capsule.steps.verify import verify
-from tests.attacks.vectors import CELLS, HEAD, JOURNAL, LEDGER, MANIFEST, PROVENANCE, RESULTS, SOURCES, TOML, golden
+from tests.attacks.vectors import (
+    CELLS,
+    HEAD,
+    JOURNAL,
+    LEDGER,
+    MANIFEST,
+    PROVENANCE,
+    RESULTS,
+    SOURCES,
+    TOML,
+    golden,
+    with_file,
+    with_list,
+)
+from tests.conformance import verifier
 from tests.golden.make import seal
 
 MEBIBYTES = 12 << 20
@@ -53,3 +72,42 @@ def test_what_is_kept_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None
     assert verdict.integrity == "broken"
     found = next(check for check in verdict.checks if check.id == "V-02")
     assert any("beside those before it" in words and JOURNAL in words for words in found.findings)
+
+
+LONG = {
+    "in order": ["trial.py", "z" * (20 << 20)],
+    "out of order": ["z" * (20 << 20), "a" * (20 << 20)],
+    "of folders": ["a/" * (10 << 20) + "b"],
+    "many": ["z" * number for number in range(1_000_000, 1_000_020)],
+    "many out of order": ["z" * number for number in range(1_000_019, 999_999, -1)],
+}
+
+
+@pytest.mark.parametrize("paths", LONG.values(), ids=LONG)
+def test_long_paths_take_no_memory_and_make_no_long_findings(paths: list[str]) -> None:
+    """A path of megabytes takes kilobytes of a capsule: it is neither kept, copied again and again, nor printed."""
+    entry = json.loads(golden()[SOURCES].splitlines()[0])
+    data = seal(with_list(SOURCES, join_lines({**entry, "path": path} for path in paths)))
+    assert len(data) < 100_000
+    tracemalloc.start()
+    try:
+        verdict = verify(io.BytesIO(data))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+    assert "V-15" in {item.id for item in verdict.checks if item.status == "failed"}
+    assert len(verdict.model_dump_json()) < 100_000
+    second = verifier.verify(data)
+    assert second["failed"] == [item.id for item in verdict.checks if item.status == "failed"]
+
+
+def test_no_finding_is_long() -> None:
+    """Whatever a check quotes, its words have a bound."""
+    lines = parse_lines(golden()[PROVENANCE], PROVENANCE)
+    module = "m" * MEBIBYTES
+    more = {"module": module, "origin": "unknown", "name": "helper.py", "sha256": digest_of(b"")}
+    verdict = verify(io.BytesIO(seal(with_file(PROVENANCE, join_lines([*lines, more])))))
+    findings = [words for check in verdict.checks for words in check.findings]
+    assert any(words.endswith("mmm is neither frozen nor of an installed distribution") for words in findings)
+    assert max(map(len, findings)) <= WORDS_MAX

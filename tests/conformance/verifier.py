@@ -2569,8 +2569,13 @@ def v14_attempt_files(known: Known) -> Iterator[str]:
             yield f"{name} is not what the ledger recorded"
 
 
+LONGEST_PATH, LONGEST_LINE = 4096, 1 << 20
+
+
 def read_sources(data: bytes) -> list[dict[str, Any]]:
     entries, last = [], None
+    if max(map(len, data.split(b"\n"))) > LONGEST_LINE:
+        raise Bad("a line that is too long")
     for entry in decode_lines(data):
         if not SOURCE(entry):
             raise Bad("not a source")
@@ -2609,6 +2614,8 @@ def raw_path(text: str) -> bytes:
 
 def below_files(paths: set[bytes]) -> Iterator[str]:
     for path in paths:
+        if len(path) > LONGEST_PATH:
+            continue
         parts = path.split(b"/")
         if any(b"/".join(parts[:count]) in paths for count in range(1, len(parts))):
             yield f"{path!r} lies below a file"
@@ -2623,6 +2630,8 @@ def source_faults(entry: dict[str, Any]) -> Iterator[str]:
         yield str(bad)
         return
     parts = path.split(b"/")
+    if len(path) > LONGEST_PATH:
+        yield f"a path of {len(path)} bytes"
     if {b"", b".", b"..", b".git"} & {part.lower() for part in parts} or max(map(len, parts)) > 255 or 0 in path:
         yield f"{entry['path']!r} is no path inside the tree"
     if target is not None and {"size": len(target), "sha256": sha(target)} != {k: entry[k] for k in ("size", "sha256")}:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from capsule.core import errors
 from capsule.core.errors import CapsuleError
 
@@ -52,3 +55,25 @@ def test_an_error_carries_message_and_hint() -> None:
         "undo it",
     )
     assert errors.MachineError("x").hint is None
+
+
+@given(st.text(max_size=300), st.integers(100, 400))
+def test_words_have_a_bound(words: str, most: int) -> None:
+    """What is short stays as it is; of the rest beginning, end and the number of characters between are left."""
+    short = errors.shortened(words * 3, most)
+    assert len(short) <= most
+    if len(words * 3) <= most:
+        assert short == words * 3
+        return
+    begin, cut, end = re.fullmatch(r"(.*) \[\.\.\. (\d+) characters cut \.\.\.\] (.*)", short, re.DOTALL).groups()  # type: ignore[union-attr]
+    assert (words * 3).startswith(begin)
+    assert (words * 3).endswith(end)
+    assert len(begin) + int(cut) + len(end) == len(words * 3)
+
+
+def test_an_error_is_of_bounded_length() -> None:
+    error = errors.MalformedError(f"expected a path, found {'x' * 20_000_000!r}, and so on")
+    assert len(error.message) == len(str(error)) <= errors.WORDS_MAX
+    assert error.message.startswith("expected a path, found 'xxx")
+    assert error.message.endswith("xxx', and so on")
+    assert errors.shortened(error.message) == error.message

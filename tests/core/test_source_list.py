@@ -13,9 +13,9 @@ from builders import source_entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.core.digest import Digests, PackedSet, digest_of
+from capsule.core.digest import ROOM_MAX, Digests, PackedSet, digest_of
 from capsule.core.errors import MalformedError
-from capsule.core.manifest import list_digest, read_sources, source_faults, sources_bytes
+from capsule.core.manifest import LINE_BYTES_MAX, list_digest, read_sources, source_faults, sources_bytes
 from capsule.core.source_list import FAULTS_MAX, SourceList
 from capsule.core.verdict import FINDINGS_COUNTED_MAX
 
@@ -63,6 +63,39 @@ def test_a_file_is_found_above_another_although_others_lie_between() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("path", "sound"),
+    [("a/" * 2047 + "bb", True), ("a/" * 2048 + "b", False), ("é/" * 1366, False), ("a/" * 200_000 + "b", False)],
+    ids=["4096", "4097", "of two bytes each", "400001"],
+)
+def test_a_path_has_as_many_bytes_as_a_system_takes(path: str, *, sound: bool) -> None:
+    words = list(source_faults(source_entries({path.rstrip("/"): b"1"})))
+    expected = f"expected a path inside the tree of at most 4096 bytes, found {path[:2]}"
+    assert [word[: len(expected)] for word in words] == [expected] * (not sound)
+    assert all(len(word) < 1100 for word in words)
+
+
+@given(st.lists(st.text("a-/", min_size=1, max_size=8), unique=True))
+def test_what_lies_below_a_file_is_found_as_by_looking_at_every_folder(paths: list[str]) -> None:
+    inside = sorted(path for path in paths if all(path.split("/")))
+    words = list(source_faults(source_entries(dict.fromkeys(inside, b"1"))))
+    below = [path for path in inside if any(path.startswith(f"{file}/") for file in inside)]
+    assert words == [f"expected a path through folders, found {path} below a file" for path in below]
+
+
+def test_a_long_line_is_refused_before_it_has_ended() -> None:
+    """What has no end is neither kept nor gone through again and again."""
+    listed = SourceList("s")
+    listed.feed(DATA)
+    for _ in range(20):
+        listed.feed(b"a" * 100_000)
+    assert listed.error == f"s:21: expected at most {LINE_BYTES_MAX} bytes in a line, found more"
+    listed = SourceList.of(b"a" * (LINE_BYTES_MAX + 1) + b"\n", "s")
+    assert listed.error == f"s:1: expected at most {LINE_BYTES_MAX} bytes in a line, found more"
+    notes = source_entries({"a": b""})[0].model_copy(update={"notes": ("x" * (LINE_BYTES_MAX - 300),)})
+    assert SourceList.of(sources_bytes([notes]), "s").error is None
+
+
 def test_faults_are_kept_as_far_as_a_check_counts_them() -> None:
     assert FAULTS_MAX > FINDINGS_COUNTED_MAX
 
@@ -82,9 +115,8 @@ def test_a_packed_set_is_a_set(added: list[bytes], asked: list[bytes]) -> None:
     assert sorted(packed) == sorted(left)
 
 
-def test_bytes_of_two_neighbours_are_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all in one room, what lies across the edge of two members is not taken for one."""
-    monkeypatch.setattr("capsule.core.digest.ROOMS", 1)
+def test_bytes_of_two_neighbours_are_no_member() -> None:
+    """In one room, what lies across the edge of two members is not taken for one."""
     packed = PackedSet(2)
     for raw in (b"ab", b"cd"):
         packed.add(raw)
@@ -92,6 +124,16 @@ def test_bytes_of_two_neighbours_are_no_member(monkeypatch: pytest.MonkeyPatch) 
     packed.add(b"bc")
     assert [*packed] == [b"ab", b"cd", b"bc"]
     assert b"bc" in packed
+
+
+@pytest.mark.parametrize("place", [0, 14, 28])
+def test_rooms_grow_with_what_they_hold(place: int) -> None:
+    """However alike the members are, none has to be sought among more than a few others."""
+    packed = PackedSet(32)
+    for number in range(20_000):
+        packed.add(bytes(place) + number.to_bytes(4, "big") + bytes(28 - place))
+    assert len(packed) == len({*packed}) == 20_000
+    assert max(map(len, packed._rooms)) < 32 * 10 * ROOM_MAX
 
 
 def test_digests_take_little_more_than_their_bytes() -> None:

@@ -427,3 +427,33 @@ def test_a_refused_freeze_leaves_nothing(capsule: Capsule, tmp_path: Path, chang
     said = capsule("freeze", protocol)
     assert (said.code in (2, 4), words in said.err) == (True, True), said
     assert sorted(protocol.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "path", "words"),
+    [
+        ("100644", "x", "zz/" * 1365 + "zz", "expected a path inside the tree of at most 4096 bytes, found zz/zz/zz"),
+        ("120000", "x" * (1 << 20), "z", "expected lines of at most 1048576 bytes, found one of "),
+    ],
+    ids=["a long path", "a long link"],
+)
+def test_sources_that_no_reader_takes_are_not_frozen(
+    capsule: Capsule, tmp_path: Path, mode: str, content: str, path: str, words: str
+) -> None:
+    """What git can hold and no file system can: every reader of a capsule would refuse its list."""
+    protocol = make_study(tmp_path / "s")
+    files = [("100644", TRIAL, "trial.py"), (mode, content, path)]
+    stream = "commit refs/heads/main\ncommitter x <x@y> 0 +0000\ndata 0\n" + "".join(
+        f"M {mode} inline {path}\ndata {len(content)}\n{content}\n" for mode, content, path in files
+    )
+    git = ["git", "-C", str(protocol.parent)]
+    subprocess.run([*git, "init", "-q", "-b", "other"], check=True)
+    subprocess.run([*git, "fast-import", "--quiet"], input=stream.encode(), check=True)
+    revision = subprocess.run([*git, "rev-parse", "main"], check=True, capture_output=True, text=True).stdout.strip()
+    text = protocol.read_text().replace('name = "twice"\n', f'name = "twice"\nrevision = "{revision}"\n')
+    protocol.write_text(text.replace('"start"', '"cell"'))
+    said = capsule("freeze", protocol)
+    assert (said.code, f"sources-{revision}.jsonl: {words}" in said.err) == (4, True), said
+    assert len(said.err) < 2000
+    assert not (protocol.parent / ".capsule" / "objects").exists()
+    assert not (protocol.parent / "study.frozen").exists()
