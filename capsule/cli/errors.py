@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from capsule.core.errors import CapsuleError, MachineError
 
@@ -44,12 +44,22 @@ def guarded(arguments: Sequence[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     if code != INTERRUPTED:
-        return code
+        return _ended(code)
     number = received[0] if received else signal.SIGINT
     if "--json" in arguments:
         error = {"code": "interrupted", "message": f"ended by {number.name}", "hint": None}
         _object({"error": error}, indent=None if "--watch" in arguments else 2)
-    return 128 + number
+    return _ended(128 + number)
+
+
+def _ended(code: int) -> int:
+    """Return the code once all is said; what nobody takes, on a terminal that is gone or a full disk, changes none."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _give_up(stream)
+    return code
 
 
 def _open_streams() -> None:
@@ -139,6 +149,11 @@ def _object(value: dict[str, object], *, indent: int | None = 2) -> None:
 
 
 def _closed_pipe() -> int:
-    """Nobody reads any more: be quiet, also when the interpreter flushes at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Nobody reads any more: be quiet."""
+    _give_up(sys.stdout)
     return 128 + signal.SIGPIPE
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere, also when the interpreter flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -11,6 +11,7 @@ an attempt whose cost cannot be written down must not go on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -181,4 +182,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ended = main(sys.argv[1:])
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(ended)  # the interpreter's own end gives another status where its log is on a full disk

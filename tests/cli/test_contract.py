@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -253,6 +254,20 @@ def test_closed_streams_are_no_bug() -> None:
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
         assert done.returncode == 3, (redirection, done)
         assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_what_a_terminal_that_is_gone_does_not_take_changes_no_code(tmp_path: Path) -> None:
+    """The interpreter's own end would give 120 where a stream cannot be flushed."""
+    primary, secondary = pty.openpty()
+    source = (
+        "import os, sys\nfrom capsule.cli.errors import guarded\nos.close(int(sys.argv[1]))\n"
+        "sys.exit(guarded(['verify', 'nothing-there']))"
+    )
+    command = [sys.executable, "-c", source, str(primary)]
+    run = subprocess.Popen(command, stdin=-3, stdout=secondary, stderr=secondary, pass_fds=[primary], cwd=tmp_path)
+    os.close(secondary)
+    os.close(primary)
+    assert run.wait(20) == 2
 
 
 def test_where_the_ends_of_children_were_ignored_git_is_heard_all_the_same(tmp_path: Path) -> None:

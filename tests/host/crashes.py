@@ -79,7 +79,7 @@ LIMITS = {"ordinary": "20", "long": "20", "wall": "0.25", "daemon": "20"}
 # The process that supervisors are forked off.
 
 NURSERY = """
-import json, os, select, signal, sys
+import contextlib, json, os, select, signal, sys
 from pathlib import Path
 from capsule.host import attempt_run, durable, launch, supervisor, watchdog
 from capsule.host.process import become_subreaper, identify
@@ -103,7 +103,8 @@ def supervise(asked, path):
         import traceback
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(code)
 def launcher(asked):
     os.setsid()
