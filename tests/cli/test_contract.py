@@ -256,18 +256,20 @@ def test_closed_streams_are_no_bug() -> None:
         assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_what_a_terminal_that_is_gone_does_not_take_changes_no_code(tmp_path: Path) -> None:
+def test_what_a_terminal_that_is_gone_does_not_take_changes_no_code() -> None:
     """The interpreter's own end would give 120 where a stream cannot be flushed."""
     primary, secondary = pty.openpty()
     source = (
-        "import os, sys\nfrom capsule.cli.errors import guarded\nos.close(int(sys.argv[1]))\n"
-        "sys.exit(guarded(['verify', 'nothing-there']))"
+        "import os, sys\nfrom capsule.cli import errors\nos.close(int(sys.argv[1]))\n"
+        "errors._called = lambda *_: sys.stdout.write('half a line') and sys.stderr.write('another') and 5\n"
+        "sys.exit(errors.guarded([]))"
     )
     command = [sys.executable, "-c", source, str(primary)]
-    run = subprocess.Popen(command, stdin=-3, stdout=secondary, stderr=secondary, pass_fds=[primary], cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    run = subprocess.Popen(command, stdin=-3, stdout=secondary, stderr=secondary, pass_fds=[primary], env=environment)
     os.close(secondary)
     os.close(primary)
-    assert run.wait(20) == 2
+    assert run.wait(20) == 5
 
 
 def test_where_the_ends_of_children_were_ignored_git_is_heard_all_the_same(tmp_path: Path) -> None:
