@@ -34,7 +34,7 @@ def test_transcript(name: str, tmp_path: Path) -> None:
     if name == "whole-way":
         (tmp_path / ".capsule").rmdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "COLUMNS": "200", "PATH": path}
+    environment = {**os.environ, "COLUMNS": "200", "PATH": path, "PYTHONUNBUFFERED": "1"}  # in order, as a terminal has
     for command, expected in steps(FOLDER / f"{name}.txt"):
         line = re.sub(r"^capsule ", f"{sys.executable} -m capsule ", command)
         said = subprocess.run(
