@@ -51,7 +51,7 @@ _FORMAT = re.compile(rb'"format":"(capsule-archive/[0-9.]+)"')
 _NAME = re.compile("|".join(f"(?:{pattern})" for pattern in NAME_PATTERNS))
 _LATER_NAME = re.compile(r"8-[a-z][a-z0-9-]{0,30}/[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 _MEMBER_LINE = re.compile(rf'\["([^"\\]+)",(0|[1-9][0-9]{{0,15}}),"({HEX_PATTERN})"\]\n'.encode())
-_LIBRARY_LINE = re.compile(rb'\["zstd","((?:0|[1-9][0-9]?)(?:\.(?:0|[1-9][0-9]?)){2})",([1-9]|1[0-9])\]\n')
+_ENCODER_LINE = re.compile(rb'\["zstd","((?:0|[1-9][0-9]?)(?:\.(?:0|[1-9][0-9]?)){2})",([1-9]|1[0-9])\]\n')
 _FRAME_LINE = re.compile(
     rf'\[(0|[1-9][0-9]{{0,9}}),(0|[1-9][0-9]{{0,15}}),([1-9][0-9]{{0,9}}),([1-9][0-9]{{0,9}}),"({HEX_PATTERN})"\]\n'.encode()
 )
@@ -84,7 +84,7 @@ def sums_line(name: str, digest_hex: str) -> bytes:
     return f"{digest_hex}  {name}\n".encode("ascii")
 
 
-def library_line(library: str, level: int) -> bytes:
+def encoder_line(library: str, level: int) -> bytes:
     """Return the line that records how the frames were compressed."""
     return f'["zstd","{library}",{level}]\n'.encode("ascii")
 
@@ -102,9 +102,9 @@ def parse_member_line(line: bytes) -> tuple[str, int, str] | None:
     return name, int(match[2]), match[3].decode("ascii")
 
 
-def parse_library_line(line: bytes) -> tuple[str, int] | None:
+def parse_encoder_line(line: bytes) -> tuple[str, int] | None:
     """Return library version and level, or nothing if this is not that line."""
-    match = _LIBRARY_LINE.fullmatch(line)
+    match = _ENCODER_LINE.fullmatch(line)
     return (match[1].decode("ascii"), int(match[2])) if match else None
 
 

@@ -83,9 +83,9 @@ class TableCheck:
     def _line(self, line: bytes) -> Iterator[Finding]:
         if self.encoder is not None:
             yield from self._frame_line(line)
-        elif (library := layout.parse_library_line(line)) is not None:
+        elif (encoder := layout.parse_encoder_line(line)) is not None:
             yield from self._end_of_members()
-            self.encoder = library
+            self.encoder = encoder
             self.container.update(line)
         else:
             yield from self._member_line(line)

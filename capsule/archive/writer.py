@@ -195,7 +195,7 @@ class CapsuleWriter:
             yield b"".join(b"%b  %b\n" % (line[-67:-3], line[2 : line.index(b'"', 2)]) for line in lines)
 
     def _container_lines(self, count: int) -> Iterator[bytes]:
-        yield layout.library_line(frames.LIBRARY, self._level)
+        yield layout.encoder_line(frames.LIBRARY, self._level)
         for number in range(count):
             offset, size, raw_size, digest = self._sink.log[number]
             yield layout.frame_line(number, offset, size, raw_size, digest.hex())

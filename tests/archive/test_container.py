@@ -168,7 +168,7 @@ def test_layout_lines_are_canonical_json() -> None:
     line = layout.member_line(STDOUT[0], 5, "0" * 64)
     assert line == canonical_line([STDOUT[0], 5, "0" * 64])
     assert layout.parse_member_line(line) == (STDOUT[0], 5, "0" * 64)
-    assert layout.library_line("1.5.7", 1) == canonical_line(["zstd", "1.5.7", 1])
+    assert layout.encoder_line("1.5.7", 1) == canonical_line(["zstd", "1.5.7", 1])
     assert layout.frame_line(1, 2, 3, 4, "a" * 64) == canonical_line([1, 2, 3, 4, "a" * 64])
 
 
