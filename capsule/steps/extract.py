@@ -66,7 +66,8 @@ def extract_sources(path: Path, target: Path, revision: str | None = None) -> Ex
 
     Raises:
         UsageError: there is no such file, or it is a pipe, which cannot be read twice.
-        BrokenError: the capsule is damaged or lacks a source, or a path leads out of the tree; nothing was written.
+        BrokenError: the capsule is damaged or lacks the content of a source, or a path leads out of the tree; nothing
+            was written.
         IncompleteError: it has no list of sources.
         RefusedError: the target is there and not empty, or lies below a file.
         MachineError: the disk is full, or it cannot be written for another reason; nothing is left.
@@ -131,9 +132,8 @@ class _Tree:
         for number in range(len(self._rooms)):
             for digest in sorted(self._open(number)):
                 if PREFIX + digest.hex() not in present:
-                    raise BrokenError(
-                        f"{path}: expected {SOURCES}{digest.hex()}, which the manifest freezes, found no such member"
-                    )
+                    member = f"{SOURCES}{digest.hex()}"
+                    raise BrokenError(f"{path}: expected {member} with that content, as frozen, found none")
 
     def places(self, name: str) -> Sequence[Place]:
         """Return where a member goes; members come in the order of their names, so that one room is open at a time."""
@@ -180,8 +180,8 @@ def _read(path: Path, revision: str | None) -> tuple[_Tree, Digests]:
         elif isinstance(event, MemberEnd):
             if reading and tree is not None:
                 tree.finish()
-            if event.name.startswith(SOURCES):
-                present.add(PREFIX + event.name.removeprefix(SOURCES))
+            if event.name.startswith(SOURCES) and event.digest == PREFIX + event.name.removeprefix(SOURCES):
+                present.add(event.digest)
             reading = False
     if tree is None:
         raise IncompleteError(f"{path}: expected a list of sources in {last}, found none")

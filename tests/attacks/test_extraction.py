@@ -12,7 +12,7 @@ import pytest
 
 from capsule.core.canonical import join_lines
 from capsule.core.digest import digest_of
-from capsule.core.errors import CapsuleError
+from capsule.core.errors import BrokenError, CapsuleError
 from capsule.steps.extract import extract, extract_sources
 from tests.attacks.items import vectors
 from tests.attacks.vectors import SOURCES, golden, with_list
@@ -95,6 +95,16 @@ def test_a_capsule_that_is_not_sound_is_not_extracted(name: str, tmp_path: Path)
     for way in (extract, extract_sources):
         with pytest.raises(CapsuleError):
             way(path, tmp_path / "out")
+    assert {item.name for item in tmp_path.iterdir()} == {"x.capsule"}
+
+
+def test_a_source_whose_content_is_not_the_frozen_one_is_not_extracted(tmp_path: Path) -> None:
+    """The container is sound, and the member's name what the list says; only its bytes are others."""
+    path = tmp_path / "x.capsule"
+    every = with_list(SOURCES, join_lines([file("a/b")]))
+    path.write_bytes(seal({**every, CONTENT: every[CONTENT] + b"import os\n"}))
+    with pytest.raises(BrokenError, match="with that content"):
+        extract_sources(path, tmp_path / "out")
     assert {item.name for item in tmp_path.iterdir()} == {"x.capsule"}
 
 
