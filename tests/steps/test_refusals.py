@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -284,8 +285,11 @@ def test_a_ledger_that_was_removed_is_missed(capsule: Capsule, tmp_path: Path) -
 
 def test_a_ledger_that_is_removed_while_a_run_goes_on_is_missed(capsule: Capsule, tmp_path: Path) -> None:
     protocol, gate, run = held_open(capsule, tmp_path)
-    for path in (protocol.parent / ".capsule" / "study").glob("ledger*"):
-        path.unlink()
+    study = protocol.parent / ".capsule" / "study"
+    with (study / "ledger.jsonl.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # no append is half done, which would leave a head
+        for path in study.glob("ledger*"):
+            path.unlink()
     gate.touch()
     _, said = run.communicate(timeout=60)
     assert (run.returncode, "Traceback" in said) == (5, False), said
