@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
 import random
 import shutil
@@ -40,14 +41,28 @@ class Usage(NamedTuple):
 
 
 def generate(folder: Path, size: int) -> None:
-    """Write a tree with the names of a capsule: logs, noise, noisy numbers, and a twentieth of it in small files."""
+    """Write a tree with the names of a capsule: logs, noise, noisy numbers, and a twentieth of it in small files.
+
+    Nothing is repeated: peers that store equal pieces once would read less than they are compared by.
+    """
     rng = random.Random(2026)
     words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
-    text = b"".join(b"step %d loss %.6f %s\n" % (n, rng.random(), rng.choice(words)) for n in range(200_000))
-    numbers = b"".join(rng.randbytes(3) + b"\x3f" for _ in range(1 << 18))
+    lines = itertools.count()
+
+    def text() -> bytes:
+        return b"".join(
+            b"step %d loss %.6f %s\n" % (next(lines), rng.random(), rng.choice(words)) for _ in range(40_000)
+        )
+
+    def numbers() -> bytes:
+        block = bytearray(b"\x3f" * CHUNK_SIZE)
+        for place in range(3):
+            block[place::4] = rng.randbytes(CHUNK_SIZE // 4)
+        return bytes(block)
+
     for name, block in (
         ("3-attempts/a000001/stdout", text),
-        ("3-attempts/a000001/telemetry.jsonl", None),
+        ("3-attempts/a000001/telemetry.jsonl", lambda: rng.randbytes(CHUNK_SIZE)),
         ("4-records/rows.parquet", numbers),
         ("4-records/telemetry.parquet", numbers),
     ):
@@ -55,11 +70,12 @@ def generate(folder: Path, size: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as stream:
             while stream.tell() < size // 4:
-                stream.write(rng.randbytes(CHUNK_SIZE) if block is None else block)
+                stream.write(block())
     (folder / "5-sources").mkdir()
+    log = text()
     for number in range(size // 20 // SMALL_SIZE):
-        start = rng.randrange(len(text) - SMALL_SIZE)
-        content = b"%d " % number + text[start : start + SMALL_SIZE]
+        start = rng.randrange(len(log) - SMALL_SIZE)
+        content = b"%d " % number + log[start : start + SMALL_SIZE]
         (folder / "5-sources" / hashlib.sha256(content).hexdigest()).write_bytes(content)
 
 
