@@ -11,11 +11,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NoReturn
 
 import rfc8785
 
 from capsule.core.errors import MalformedError
+from capsule.core.lines import LINE_BYTES_MAX, Blocks, Content
 
 INTEGER_LIMIT = 2**53
 DEPTH_MAX = 32
@@ -102,11 +104,24 @@ def parse_lines(data: bytes, where: str) -> list[Any]:
     return list(iterate_lines(data, where))
 
 
-def iterate_lines(data: bytes, where: str) -> Iterator[Any]:
-    """Yield the values of a list of canonical lines, each ended by one newline."""
-    refuse_cut(data, where)
-    for number, line in enumerate(whole_lines(data), start=1):
+def iterate_lines(content: Content, where: str) -> Iterator[Any]:
+    """Yield the values of a list of canonical lines, each of at most a mebibyte and ended by one newline."""
+    blocks = Blocks(content)
+    for number, line in enumerate(chain.from_iterable(map(whole_lines, blocks)), start=1):
+        refuse_long(line, f"{where}:{number}")
         yield parse(line, f"{where}:{number}")
+    if blocks.torn:
+        raise MalformedError(f"{where}: expected a newline at the end of the last line, found none")
+
+
+def refuse_long(line: bytes, where: str) -> None:
+    """Refuse a line of more than a mebibyte.
+
+    Raises:
+        MalformedError: it has more bytes.
+    """
+    if len(line) > LINE_BYTES_MAX:
+        raise MalformedError(f"{where}: expected at most {LINE_BYTES_MAX} bytes in a line, found more")
 
 
 def refuse_cut(data: bytes, where: str) -> None:

@@ -13,7 +13,7 @@ from capsule.core.attempt import COMPLETED, Settled, exit_faults
 from capsule.core.canonical import iterate_lines
 from capsule.core.digest import Digests, digest_of
 from capsule.core.errors import MalformedError
-from capsule.core.evidence import NotChecked, Reading
+from capsule.core.evidence import CELLS, NotChecked, Reading
 from capsule.core.ledger_checks import (
     Checking,
     check_attempt_files,
@@ -22,6 +22,7 @@ from capsule.core.ledger_checks import (
     check_ledger_chain,
     check_ledger_head,
 )
+from capsule.core.lines import whole
 from capsule.core.manifest import FileDigest, ListDigest, Manifest, cells_bytes, list_digest
 from capsule.core.plan import complaints, enumerate_cells
 from capsule.core.progress import final_rows, outcome_of, processes
@@ -43,6 +44,8 @@ REQUIRED_MEMBERS = (
 JUDGED = COMPLETED | {"bad_records", "incomplete"}
 """Outcomes that follow from the journal of a process which exited with status 0."""
 NOTHING = list_digest(b"")
+RESULTS_ROOM = 4096
+"""Bytes that packed results may have beyond twice what is derived: of numbers the last digits may differ."""
 REQUIRED_OF_MANIFEST = ("cells.jsonl", "manifest.json", "protocol.toml", "sources.jsonl")
 
 
@@ -86,9 +89,7 @@ def check_manifest(reading: Reading) -> Checking:
         for at, words in complaints(manifest.protocol):
             raise MalformedError(f"{place}/manifest.json: protocol: {key_path(at)}: {words}")
         reading.manifests.append(manifest)
-        lists = {name: list_digest(data) for name, data in files.items() if name.endswith(".jsonl")}
-        lists |= {name: listed.digest for name, listed in reading.evidence.source_lists.get(number, {}).items()}
-        yield from _lists_agree(manifest, lists, place)
+        yield from _lists_agree(manifest, reading.evidence.list_digests(number), place)
         protocol_file = files.get("protocol.toml", b"")
         if FileDigest(size=len(protocol_file), sha256=digest_of(protocol_file)) != manifest.protocol_file:
             yield f"{place}/protocol.toml: expected {manifest.protocol_file.sha256}, found {digest_of(protocol_file)}"
@@ -128,10 +129,10 @@ def check_plan(reading: Reading) -> Checking:
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
     planned = reading.cells = enumerate_cells(reading.manifest.protocol)
-    found = reading.evidence.generations[_number_in_force(reading)].get("cells.jsonl", b"")
-    if found != cells_bytes(planned):
-        lines = found.count(b"\n")
-        yield f"expected the {len(planned)} cells that the protocol enumerates, found {lines} lines that are not those"
+    found = reading.evidence.list_digests(_number_in_force(reading)).get(CELLS, NOTHING)
+    if found != list_digest(cells_bytes(planned)):
+        words = f"found {found.count} lines that are not those"
+        yield f"expected the {len(planned)} cells that the protocol enumerates, {words}"
     return f"{len(planned)} planned cells enumerated again"
 
 
@@ -317,7 +318,12 @@ def check_results(reading: Reading) -> Checking:
     reading.results = derive(reading.manifest, rows, reading.account)
     if "7-results/results.json" not in reading.evidence.members:
         raise NotChecked("the results are absent")
-    packed = Results.from_bytes(reading.evidence.results, "7-results/results.json")
+    size_max = 2 * len(reading.results.to_bytes()) + RESULTS_ROOM
+    data = whole(reading.evidence.results, size_max)
+    if data is None:
+        yield f"7-results/results.json: expected the results of these records, found more than {size_max} bytes"
+        return ""
+    packed = Results.from_bytes(data, "7-results/results.json")
     yield from agree(packed.to_json(), reading.results.to_json())
     return f"{len(reading.results.estimates)} estimates and {len(reading.results.hypotheses)} decisions derived again"
 

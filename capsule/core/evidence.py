@@ -9,15 +9,27 @@ from typing import Any
 from capsule.core.attempt import Account
 from capsule.core.chain import Chain
 from capsule.core.digest import Digests
-from capsule.core.manifest import FileDigest, Manifest
+from capsule.core.lines import Content
+from capsule.core.manifest import FileDigest, ListDigest, Manifest, list_digest
 from capsule.core.plan import Cell
 from capsule.core.record import Journal
 from capsule.core.results import Results
 from capsule.core.signing import SignatureFound, TokenFound, Trust
 from capsule.core.source_list import SourceList
 
+CELLS = "cells.jsonl"
+
 KEPT_BYTES_MAX = 64 << 20
 """Bytes of one member that the checks read; a larger journal or list is a finding, so no run or freeze makes one."""
+
+DOCUMENT_BYTES_MAX = 2 << 20
+"""Bytes of one member that is read as one value: a manifest, its protocol, a signature, the ledger's head."""
+
+DOCUMENTS_BYTES_MAX = 8 << 20
+"""Bytes of all such members together."""
+
+CHAIN_BYTES_MAX = 6 << 20
+"""Bytes of all manifests of a chain with their protocols, which leaves room for what is signed later."""
 
 
 @dataclass
@@ -26,7 +38,8 @@ class Evidence:
 
     `members` are names, without those of as many sources and oracles as `stored` says. `generations` are the manifests
     of the chain by number from 1, each a map of file name to bytes; lists of sources through which a reader went as
-    they came are in `source_lists` instead, by number and file name. `sources` are the contents that are there; where
+    they came are in `source_lists` instead, by number and file name, and of lists of cells only digests in `cells`.
+    What is gone through line by line may be in pieces. `sources` are the contents that are there; where
     lists were gone through, without as many as `matched` says, which the lists name, and `frozen` are those that they
     name and that are not there. `attempt_files` are the digests of every attempt's files; `table` the rows of the
     packed table, or the words for why it was not read, and `telemetry_table` likewise, gone through once and in order.
@@ -40,18 +53,19 @@ class Evidence:
     later: list[str] = field(default_factory=list)
     generations: dict[int, dict[str, bytes]] = field(default_factory=dict)
     source_lists: dict[int, dict[str, SourceList]] = field(default_factory=dict)
+    cells: dict[int, ListDigest] = field(default_factory=dict)
     ledger: bytes = b""
     head: bytes = b""
     attempt_files: dict[str, dict[str, FileDigest]] = field(default_factory=dict)
-    journals: dict[str, bytes] = field(default_factory=dict)
-    provenance: dict[str, bytes] = field(default_factory=dict)
-    telemetry: dict[str, bytes] = field(default_factory=dict)
+    journals: dict[str, Content] = field(default_factory=dict)
+    provenance: dict[str, Content] = field(default_factory=dict)
+    telemetry: dict[str, Content] = field(default_factory=dict)
     frozen: set[str] | Digests = field(default_factory=set)
     matched: int = 0
     sources: set[str] | Digests = field(default_factory=set)
     table: list[dict[str, Any]] | str = ""
     telemetry_table: Iterable[Mapping[str, Any]] | str = ()
-    results: bytes = b""
+    results: Content = b""
     identity: str | None = None
 
     def add_list(self, number: int, name: str, listed: SourceList) -> None:
@@ -74,7 +88,14 @@ class Evidence:
 
     def files(self, number: int) -> set[str]:
         """The names of the files of a manifest."""
-        return {*self.generations.get(number, ()), *self.source_lists.get(number, ())}
+        cells = {CELLS} if number in self.cells else set()
+        return {*self.generations.get(number, ()), *self.source_lists.get(number, ()), *cells}
+
+    def list_digests(self, number: int) -> dict[str, ListDigest]:
+        """Count and digest of every list of a manifest, by file name."""
+        found = {name: list_digest(data) for name, data in self.generations[number].items() if name.endswith(".jsonl")}
+        found |= {name: listed.digest for name, listed in self.source_lists.get(number, {}).items()}
+        return found | ({CELLS: self.cells[number]} if number in self.cells else {})
 
 
 @dataclass

@@ -23,6 +23,21 @@ def pieces(content: Content) -> Iterator[bytes]:
         yield content[start : start + PIECE_BYTES]
 
 
+def count_lines(content: Content) -> int:
+    """Return how many newlines the content has."""
+    return sum(piece.count(b"\n") for piece in pieces(content))
+
+
+def whole(content: Content, size_max: int) -> bytes | None:
+    """Return the content in one, or None if it has more bytes than that."""
+    found = b""
+    for piece in pieces(content):
+        found += piece
+        if len(found) > size_max:
+            return None
+    return found
+
+
 class Blocks:
     """Yields blocks of whole lines, each with its newline; afterwards `torn` counts the bytes behind the last newline.
 

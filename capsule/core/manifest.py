@@ -18,6 +18,8 @@ from capsule.core.canonical import (
     join_lines,
     parse,
     refuse_cut,
+    refuse_long,
+    whole_lines,
 )
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError
@@ -31,9 +33,6 @@ NAME_BYTES_MAX = 255
 
 PATH_BYTES_MAX = 4096
 """Bytes of a path that Linux takes."""
-
-LINE_BYTES_MAX = 1 << 20
-"""Bytes of one line of a list of sources, without its newline."""
 
 
 class SourceEntry(Model):
@@ -188,8 +187,9 @@ class SourceLines:
             MalformedError: a line is too long, not canonical, not an entry, or not after the one before it in byte
                 order of paths. Nothing can be fed after that.
         """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        yield from map(self._entry, lines)
+        begun = self._rest + data
+        self._rest = begun[begun.rfind(b"\n") + 1 :]
+        yield from map(self._entry, whole_lines(begun))
         self._refuse_long(self._rest, self._number + 1)
 
     def finish(self) -> None:
@@ -214,10 +214,7 @@ class SourceLines:
         return entry
 
     def _refuse_long(self, line: bytes, number: int) -> None:
-        if len(line) > LINE_BYTES_MAX:
-            raise MalformedError(
-                f"{self._where}:{number}: expected at most {LINE_BYTES_MAX} bytes in a line, found more"
-            )
+        refuse_long(line, f"{self._where}:{number}")
 
 
 def read_sources(data: bytes, where: str) -> list[SourceEntry]:

@@ -12,19 +12,19 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NoReturn
 
 from capsule.core.canonical import INTEGER_LIMIT, Refusal, finite_float, refuse_depth
 from capsule.core.errors import MalformedError
+from capsule.core.lines import LINE_BYTES_MAX, Blocks, Content
 from capsule.core.protocol import Observation
 
 Scalar = bool | int | float | str
 """A value in canonical form."""
 
-LINE_BYTES_MAX = 1 << 20
 FAULTS_MAX = 100
 """Faults that are kept in words."""
 
@@ -65,7 +65,7 @@ class Journal:
             self.faults.append(words)
 
 
-def read_journal(data: bytes, columns: Sequence[Observation], cells: Sequence[str]) -> Journal:
+def read_journal(content: Content, columns: Sequence[Observation], cells: Sequence[str]) -> Journal:
     """Read a journal against the frozen columns and the cells planned for its process.
 
     A last line without newline is torn: it is counted and not read. Faulty lines are named and never become rows; of
@@ -74,8 +74,8 @@ def read_journal(data: bytes, columns: Sequence[Observation], cells: Sequence[st
     journal = Journal()
     planned = set(cells)
     twice: set[str] = set()
-    journal.torn = len(data) - data.rfind(b"\n") - 1
-    for number, line in _filled_lines(data):
+    blocks = Blocks(content)
+    for number, line in _filled_lines(blocks):
         if journal.fault_count >= FAULTS_READ_MAX:
             break
         try:
@@ -95,26 +95,29 @@ def read_journal(data: bytes, columns: Sequence[Observation], cells: Sequence[st
             twice.add(row.cell)
         else:
             journal.rows[row.cell] = row
+    journal.torn = blocks.torn
     return journal
 
 
-def _filled_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _filled_lines(blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield number and bytes of each whole line that is not blank; blank ones, however many, take little time."""
-    number = start = 0
-    while (end := data.find(b"\n", start)) >= 0:
-        number += 1
-        blank = _BLANK_LINES.match(data, start)
-        if blank:
-            number += data.count(b"\n", end + 1, blank.end())
-            start = blank.end()
-        else:
-            yield number, data[start:end]
-            start = end + 1
+    number = 0
+    for block in blocks:
+        start = 0
+        while (end := block.find(b"\n", start)) >= 0:
+            number += 1
+            blank = _BLANK_LINES.match(block, start)
+            if blank:
+                number += block.count(b"\n", end + 1, blank.end())
+                start = blank.end()
+            else:
+                yield number, block[start:end]
+                start = end + 1
 
 
 def _object(line: bytes) -> dict[str, Any]:
     if len(line) > LINE_BYTES_MAX:
-        raise Refusal(f"expected at most {LINE_BYTES_MAX} bytes, found {len(line)}")
+        raise Refusal(f"expected at most {LINE_BYTES_MAX} bytes, found more")
     try:
         refuse_depth(line, "a record")
         text = line.decode("utf-8")

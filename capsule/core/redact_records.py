@@ -12,7 +12,8 @@ from typing import Any
 
 from capsule.core.canonical import refuse_depth
 from capsule.core.errors import MalformedError
-from capsule.core.record import LINE_BYTES_MAX, TEXT_MAX
+from capsule.core.lines import LINE_BYTES_MAX
+from capsule.core.record import TEXT_MAX
 from capsule.core.redact import MARKER, Redaction, Redactor, encoded, forms_of, replace_spans, search
 
 

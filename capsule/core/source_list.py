@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from capsule.core.digest import Digests, PackedSet
+from capsule.core.digest import PREFIX, Digests, PackedSet
 from capsule.core.errors import MalformedError
 from capsule.core.manifest import ListDigest, SourceEntry, SourceFaults, SourceLines
 
@@ -17,7 +17,25 @@ FAULTS_MAX = 10_001
 KEY_BYTES = 16
 
 
-class SourceList:
+class ListCount:
+    """Count and digest of a list of lines, of which nothing else is known."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._hasher = hashlib.sha256()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Go through the next bytes."""
+        self._hasher.update(data)
+        self._count += bytes(data).count(b"\n")
+
+    @property
+    def digest(self) -> ListDigest:
+        """Count of lines and digest of the bytes."""
+        return ListDigest(count=self._count, sha256=f"{PREFIX}{self._hasher.hexdigest()}")
+
+
+class SourceList(ListCount):
     """What is known of one list, as far as it was fed: its digest, what is wrong with it, the contents of its files.
 
     Whoever has compared the contents may take them out.
@@ -26,12 +44,11 @@ class SourceList:
     """
 
     def __init__(self, where: str) -> None:
+        super().__init__()
         self.error: str | None = None
         self.faults: list[str] = []
         self.contents = Digests()
         self._known = PackedSet(KEY_BYTES)
-        self._count = 0
-        self._hasher = hashlib.sha256()
         self._lines = SourceLines(where)
         self._faults = SourceFaults()
 
@@ -43,14 +60,13 @@ class SourceList:
         listed.finish()
         return listed
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Go through the lines that end within the next bytes."""
-        self._hasher.update(data)
-        self._count += data.count(b"\n")
+        super().feed(data)
         if self.error is not None:
             return
         try:
-            for entry in self._lines.feed(data):
+            for entry in self._lines.feed(bytes(data)):
                 self._add(entry)
         except MalformedError as error:
             self.error = error.message
@@ -61,11 +77,6 @@ class SourceList:
             self._lines.finish()
         except MalformedError as error:
             self.error = self.error or error.message
-
-    @property
-    def digest(self) -> ListDigest:
-        """Count of lines and digest of the bytes."""
-        return ListDigest(count=self._count, sha256=f"sha256:{self._hasher.hexdigest()}")
 
     def holds(self, path: str, content: str) -> bool:
         """Whether the list has an entry with this path, in written form, and this digest."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from capsule.core.attempt import Account
 from capsule.core.canonical import canonical
+from capsule.core.lines import Content
 from capsule.core.manifest import Manifest
 from capsule.core.plan import Cell
 from capsule.core.progress import final_rows
@@ -111,7 +112,7 @@ def _row(
     return {**fixed, **values}
 
 
-def telemetry_rows(files: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, Any]]:
+def telemetry_rows(files: Iterable[tuple[str, Content]]) -> Iterator[dict[str, Any]]:
     """Yield a row for every sample of the attempts' telemetry files, in their order; other lines have none."""
     for attempt, data in files:
         for sample in read_samples(data):

@@ -6,12 +6,14 @@ device that was not observed throughout is never called `exclusive`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Literal
 
-from capsule.core.canonical import COMMAS_MAX
+from capsule.core.canonical import refuse_long, whole_lines
 from capsule.core.errors import MalformedError
+from capsule.core.lines import LINE_BYTES_MAX, Blocks, Content
 from capsule.core.schema import Model, Natural
 
 Exclusivity = Literal["exclusive", "contaminated", "unverifiable"]
@@ -110,30 +112,31 @@ def throttle_names(mask: int) -> Iterator[str]:
         bit <<= 1
 
 
-def read_samples(data: bytes) -> Iterator[Sample | str]:
+def read_samples(content: Content) -> Iterator[Sample | str]:
     """Yield each whole line of `telemetry.jsonl` as a sample, or words for why it is none; one is held at a time."""
-    start = 0
-    while (end := data.find(b"\n", start)) >= 0:
-        yield _sample(data[start:end])
-        start = end + 1
+    for block in Blocks(content):
+        yield from map(_sample, whole_lines(block))
 
 
 def _sample(line: bytes) -> Sample | str:
     """Read one line; bytes that the value gives back exactly are canonical, others are judged for the right words."""
     sample = None
     with suppress(ValueError):
-        sample = Sample.model_validate_json(line) if line.count(b",") <= COMMAS_MAX else None
+        sample = Sample.model_validate_json(line) if len(line) <= LINE_BYTES_MAX else None
     if sample is None or sample.to_bytes() != line:
         try:
+            refuse_long(line, "sample")
             sample = Sample.from_bytes(line, "sample")
         except MalformedError as error:
             return error.message
     return next(sample_faults(sample), sample)
 
 
-def torn_bytes(data: bytes) -> int:
+def torn_bytes(content: Content) -> int:
     """Return how many bytes follow the last newline."""
-    return len(data) - data.rfind(b"\n") - 1
+    blocks = Blocks(content)
+    deque(blocks, maxlen=0)
+    return blocks.torn
 
 
 def sample_faults(sample: Sample) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from capsule.core.attempt import COMPLETED, Attempt, Settled
 from capsule.core.evidence import NotChecked, Reading
 from capsule.core.ledger_checks import Checking
+from capsule.core.lines import Content
 from capsule.core.manifest import Manifest
 from capsule.core.protocol import Budget
 from capsule.core.table import telemetry_row
@@ -75,7 +76,7 @@ class TableRows:
             yield f"{TABLE}: expected {self.expected} rows, found more"
 
 
-def _attempt_faults(attempt: Attempt, data: bytes | None, rows: TableRows) -> Iterator[str]:
+def _attempt_faults(attempt: Attempt, data: Content | None, rows: TableRows) -> Iterator[str]:
     """Read one attempt's samples: yield what is wrong with them, and where the ledger adds them up otherwise."""
     place = f"3-attempts/{attempt.id}/telemetry.jsonl"
     settled = attempt.end if isinstance(attempt.end, Settled) else None

@@ -13,6 +13,7 @@ from statistics import fmean
 
 from capsule.core.attempt import COMPLETED, Attempt, Settled
 from capsule.core.document import Figure
+from capsule.core.lines import Content
 from capsule.core.plots import LEFT, RIGHT, WIDTH, Plot, Scale, linear, ratios, short
 from capsule.core.protocol import Estimate, Hypothesis, Protocol
 from capsule.core.results import EstimateResult, Results
@@ -193,7 +194,7 @@ class Trace:
         return bucket * self.elapsed_ms / BUCKETS / 1000
 
 
-def telemetry_figures(attempts: Mapping[str, Attempt], telemetry: Mapping[str, bytes]) -> list[Figure]:
+def telemetry_figures(attempts: Mapping[str, Attempt], telemetry: Mapping[str, Content]) -> list[Figure]:
     """Draw power, clock and throttling over time for the first devices that were sampled."""
     figures: list[Figure] = []
     sampled = [

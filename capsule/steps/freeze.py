@@ -15,9 +15,9 @@ from pathlib import Path
 
 from capsule.core.digest import digest_of
 from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolError, RefusedError, UsageError
-from capsule.core.evidence import KEPT_BYTES_MAX
+from capsule.core.evidence import CELLS, CHAIN_BYTES_MAX, DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX
+from capsule.core.lines import LINE_BYTES_MAX
 from capsule.core.manifest import (
-    LINE_BYTES_MAX,
     ArmSource,
     FileDigest,
     Manifest,
@@ -37,6 +37,9 @@ from capsule.host import environment, launch, source, store
 from capsule.host.durable import write_durably
 from capsule.host.source import Drift
 from capsule.host.workspace import Generation, Workspace, find_workspace, sources_name
+
+DOCUMENTS = ("manifest.json", "protocol.toml")
+"""What a manifest's folder has beside lists."""
 
 Progress = Callable[[int, int], None]
 
@@ -117,13 +120,8 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
     }
     files = {"cells.jsonl": cells_bytes(cells), "protocol.toml": data, "sources.jsonl": sources_bytes(scan.entries)}
     files |= {sources_name(revision): sources_bytes(entries) for revision, entries in revisions.items()}
-    _check_sizes(files)
     for name, entries in {"sources.jsonl": scan.entries, **{sources_name(r): e for r, e in revisions.items()}}.items():
         _check_entries(name, entries, files[name])
-    # Written only now, when nothing is left to complain about: a refused freeze leaves no `.capsule` behind.
-    store.put_all(workspace.root, scan.entries)
-    for revision, entries in revisions.items():
-        store.put_revision(workspace.root, revision, entries)
     manifest = Manifest(
         schema_="capsule.manifest/1",
         protocol=protocol,
@@ -138,11 +136,22 @@ def draft(workspace: Workspace, supersedes: Supersedes | None, *, progress: Prog
         supersedes=supersedes,
     )
     files["manifest.json"] = manifest.to_bytes()
+    _check_sizes(files)
+    # Written only now, when nothing is left to complain about: a refused freeze leaves no `.capsule` behind.
+    store.put_all(workspace.root, scan.entries)
+    for revision, entries in revisions.items():
+        store.put_revision(workspace.root, revision, entries)
     return Draft(manifest, files, scan.entries, scan.warnings)
 
 
 def write(workspace: Workspace, made: Draft, number: int) -> Generation:
-    """Write a manifest and its lists as read-only files, all or none."""
+    """Write a manifest and its lists as read-only files, all or none.
+
+    Raises:
+        RefusedError: the chain would have more manifests than a reader takes.
+        MachineError: they cannot be written.
+    """
+    _check_chain(workspace, made.files)
     target = workspace.frozen / f"{number:03d}"
     claim(workspace)
     try:
@@ -272,14 +281,29 @@ def refuse_secrets(data: bytes, what: str, file: str) -> None:
 def _check_sizes(files: Mapping[str, bytes]) -> None:
     """Refuse what no reader of a capsule would take, before it is run and paid for."""
     for name, content in files.items():
-        if len(content) > KEPT_BYTES_MAX:
-            what = "planned cells" if name == "cells.jsonl" else "sources"
-            count = list_digest(content).count
+        most, what, hint = KEPT_BYTES_MAX, " sources", "leave files out in [sources]"
+        if name == CELLS:
+            what, hint = " planned cells", "plan fewer cells in one protocol"
+        elif name in DOCUMENTS:
+            most, what, hint = DOCUMENT_BYTES_MAX, "", "give long parameters in files among the sources"
+        if len(content) > most:
+            count = f" of {list_digest(content).count}{what}" if what else ""
             raise RefusedError(
-                f"expected {name} of at most {KEPT_BYTES_MAX} bytes, as no reader takes more, found {len(content)} of "
-                f"{count} {what}",
-                hint="leave files out in [sources]" if what == "sources" else "plan fewer cells in one protocol",
+                f"expected {name} of at most {most} bytes, as no reader takes more, found {len(content)}{count}",
+                hint=hint,
             )
+
+
+def _check_chain(workspace: Workspace, files: Mapping[str, bytes]) -> None:
+    """Refuse one amendment too many, of which no reader would take the manifest."""
+    chain = [generation.files for generation in workspace.generations()]
+    before = sum(len(older[name]) for older in chain for name in DOCUMENTS)
+    if before + sum(len(files[name]) for name in DOCUMENTS) > CHAIN_BYTES_MAX:
+        raise RefusedError(
+            f"expected all manifests of {workspace.name} with their protocols to have at most {CHAIN_BYTES_MAX} bytes, "
+            f"found {before} in {len(chain)} of them and no room for another",
+            hint="begin a protocol of another name",
+        )
 
 
 def _check_entries(name: str, entries: list[SourceEntry], content: bytes) -> None:

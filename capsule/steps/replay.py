@@ -15,8 +15,9 @@ from capsule.core.comparison import Answer, compare
 from capsule.core.errors import BrokenError, RefusedError, UsageError
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
-from capsule.core.manifest import Manifest, read_cells
-from capsule.core.plan import Cell, shuffle
+from capsule.core.lines import pieces
+from capsule.core.manifest import Manifest
+from capsule.core.plan import Cell, enumerate_cells, shuffle
 from capsule.core.record import Scalar, read_journal
 from capsule.core.results import Results
 from capsule.core.verdict import Verdict
@@ -63,8 +64,9 @@ def replay(
     with open_capsule(path) as stream:
         evidence = collect(stream, whole_lists=False)
     verdict = judge(evidence)
-    manifest, planned = _manifest(evidence, path)
-    results = Results.from_bytes(evidence.results, "7-results/results.json") if verdict.integrity == "intact" else None
+    manifest = _manifest(evidence, path)
+    packed = b"".join(pieces(evidence.results))
+    results = Results.from_bytes(packed, "7-results/results.json") if verdict.integrity == "intact" else None
     if not execute:
         return Replay(verdict, results, manifest, ())
     if results is None:
@@ -72,18 +74,17 @@ def replay(
             f"{path}: expected an intact capsule, found {verdict.integrity}: its code is not run",
             hint=f"see why: capsule verify {path}",
         )
-    chosen = _chosen(manifest, planned, evidence, cells, limit)
+    chosen = _chosen(manifest, enumerate_cells(manifest.protocol), evidence, cells, limit)
     folder = output or Path(tempfile.mkdtemp(prefix="capsule-replay-"))
     recomputed = _recompute(path, manifest, chosen, folder, progress)
     return Replay(verdict, results, manifest, tuple(_compared(manifest, chosen, evidence, recomputed)))
 
 
-def _manifest(evidence: Evidence, path: Path) -> tuple[Manifest, list[Cell]]:
-    number = max(evidence.generations, default=0)
-    files = evidence.generations.get(number, {})
-    if "manifest.json" not in files or "cells.jsonl" not in files:
-        raise BrokenError(f"{path}: expected a manifest and its cells, found none")
-    return Manifest.from_bytes(files["manifest.json"], "manifest.json"), read_cells(files["cells.jsonl"], "cells.jsonl")
+def _manifest(evidence: Evidence, path: Path) -> Manifest:
+    files = evidence.generations.get(max(evidence.generations, default=0), {})
+    if "manifest.json" not in files:
+        raise BrokenError(f"{path}: expected a manifest, found none")
+    return Manifest.from_bytes(files["manifest.json"], "manifest.json")
 
 
 def _chosen(

@@ -12,17 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from capsule.archive.kept import Kept
 from capsule.archive.layout import is_allowed
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
 from capsule.archive.tables import read_table, scan_table
 from capsule.core.digest import PREFIX, Digests, is_digest
 from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
-from capsule.core.evidence import KEPT_BYTES_MAX, Evidence
+from capsule.core.evidence import CELLS, DOCUMENT_BYTES_MAX, DOCUMENTS_BYTES_MAX, KEPT_BYTES_MAX, Evidence
 from capsule.core.judge import judge
+from capsule.core.lines import count_lines, pieces
 from capsule.core.manifest import FileDigest, Manifest
 from capsule.core.signing import Trust
-from capsule.core.source_list import SourceList
+from capsule.core.source_list import ListCount, SourceList
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns
 from capsule.core.verdict import FINDINGS_COUNTED_MAX, Verdict
 
@@ -35,9 +37,12 @@ ALL_KEPT_BYTES_MAX = 1 << 30
 TABLE_BYTES_MAX = 1 << 30
 """Bytes of one table, which holds the rows of all journals, or all samples."""
 
-SOURCE_LIST = re.compile(r"1-manifest/[0-9]{3}/sources(-[0-9a-f]+)?\.jsonl")
-STORED = ("5-sources/", "6-oracles/")
-"""Rooms whose members are named by their digests; of them only digests are kept."""
+SOURCE_LIST = re.compile(r"sources(-[0-9a-f]+)?\.jsonl")
+DOCUMENTS = ("1-manifest/", "2-ledger.head.json")
+"""Members that are read as one value, unless they are lists."""
+
+COUNTED = ("3-attempts/", "5-sources/", "6-oracles/")
+"""Rooms whose members are counted; their names are in the ledger, or are their digests."""
 
 OF_ATTEMPTS = {"journal.jsonl": "journals", "provenance.jsonl": "provenance", "telemetry.jsonl": "telemetry"}
 """Files of an attempt that the checks read, and where the evidence keeps them."""
@@ -79,36 +84,38 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
     Without them memory grows by some hundred bytes for each source.
     """
     evidence = Evidence(sources=Digests(), frozen=Digests())
-    tables: dict[str, bytes] = {}
-    for name, size, digest, content in _members(stream, evidence, whole_lists):
-        if name.startswith(STORED):
+    tables: dict[str, bytes | Kept] = {}
+    for name, size, digest, kept in _members(stream, evidence, whole_lists):
+        if name.startswith(COUNTED):
             evidence.stored += 1
         else:
             evidence.members.add(name)
         if not is_allowed(name):
             evidence.later.append(name)
             continue
-        data = content if isinstance(content, bytes) else b""
         room, _, rest = name.partition("/")
         match room:
             case "1-manifest":
                 number, _, file = rest.partition("/")
                 files = evidence.generations.setdefault(int(number), {})
-                if isinstance(content, SourceList):
-                    evidence.add_list(int(number), file, content)
+                if isinstance(kept, SourceList):
+                    kept.finish()
+                    evidence.add_list(int(number), file, kept)
+                elif isinstance(kept, ListCount):
+                    evidence.cells[int(number)] = kept.digest
                 else:
-                    files[file] = data
+                    files[file] = _whole(kept)
             case "2-ledger.jsonl":
-                evidence.ledger = data
+                evidence.ledger = _whole(kept)
             case "2-ledger.head.json":
-                evidence.head = data
+                evidence.head = _whole(kept)
             case "3-attempts":
                 attempt, _, file = rest.partition("/")
                 evidence.attempt_files.setdefault(attempt, {})[file] = FileDigest(size=size, sha256=digest)
                 if file in OF_ATTEMPTS:
-                    getattr(evidence, OF_ATTEMPTS[file])[attempt] = data
+                    getattr(evidence, OF_ATTEMPTS[file])[attempt] = _content(kept)
             case "4-records":
-                tables[rest] = data
+                tables[rest] = _content(kept)
             case "5-sources" | "6-oracles":
                 if room == "5-sources":
                     evidence.add_source(PREFIX + rest)
@@ -116,10 +123,10 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
                     words = f"{name}: expected content with the digest of its name, found {digest}"
                     _note(evidence.member_findings, words)
             case "7-results":
-                evidence.results = data
-    evidence.table = _table(tables.get("rows.parquet", b""), evidence)
+                evidence.results = _content(kept)
+    evidence.table = _table(b"".join(pieces(tables.get("rows.parquet", b""))), evidence)
     if "telemetry.parquet" in tables:
-        evidence.telemetry_table = _telemetry_table(tables["telemetry.parquet"], evidence)
+        evidence.telemetry_table = _telemetry_table(b"".join(pieces(tables["telemetry.parquet"])), evidence)
     return evidence
 
 
@@ -142,43 +149,60 @@ def recognised(stream: BinaryIO) -> BinaryIO:
     return buffered
 
 
-def _members(
-    stream: BinaryIO, evidence: Evidence, whole_lists: bool
-) -> Iterator[tuple[str, int, str, bytes | SourceList]]:
-    """Yield every whole member with its digest and, where the checks read it, its bytes or what is known of a list.
+Keeper = Kept | ListCount
+"""What takes in the bytes of a member as they come, and keeps all of them or what is known of a list."""
+
+
+def _members(stream: BinaryIO, evidence: Evidence, whole_lists: bool) -> Iterator[tuple[str, int, str, Keeper | None]]:
+    """Yield every whole member with its size and digest, and what was kept of it where the checks read it.
 
     Findings go to `evidence`.
     """
-    kept: list[bytes] | SourceList | None = None
-    left = ALL_KEPT_BYTES_MAX
+    kept: Keeper | None = None
+    left = {True: DOCUMENTS_BYTES_MAX, False: ALL_KEPT_BYTES_MAX}
     for event in walk(recognised(stream)):
         match event:
             case MemberStart(name, size):
-                kept = [] if _is_kept(name) else None
-                most = TABLE_BYTES_MAX if name.startswith("4-") else KEPT_BYTES_MAX
-                if kept is not None and size > most:
+                kept = None
+                if not _is_kept(name):
+                    continue
+                is_document = name.startswith(DOCUMENTS) and not name.endswith(".jsonl")
+                most = DOCUMENT_BYTES_MAX if is_document else KEPT_BYTES_MAX
+                most = TABLE_BYTES_MAX if name.startswith("4-") else most
+                if size > most:
                     _note(evidence.member_findings, f"{name}: expected at most {most} bytes, found {size}")
-                    kept = None
-                elif kept is not None and size > left:
-                    _note(evidence.member_findings, f"{name}: expected at most {left} bytes beside those before it")
-                    kept = None
-                left -= size if kept is not None else 0
-                if kept is not None and not whole_lists and SOURCE_LIST.fullmatch(name):
-                    kept = SourceList(name)
+                elif size > left[is_document]:
+                    words = f"{name}: expected at most {left[is_document]} bytes beside those before it, found {size}"
+                    _note(evidence.member_findings, words)
+                else:
+                    left[is_document] -= size
+                    kept = Kept() if whole_lists or not name.startswith("1-") else _keeper(name)
             case Chunk(data):
-                if isinstance(kept, SourceList):
-                    kept.feed(bytes(data))
-                elif kept is not None:
-                    kept.append(bytes(data))
+                if kept is not None:
+                    kept.feed(data)
             case MemberEnd(name, size, digest):
-                if isinstance(kept, SourceList):
-                    kept.finish()
-                yield name, size, digest, kept if isinstance(kept, SourceList) else b"".join(kept or [])
+                yield name, size, digest, kept
                 kept = None
             case Finding():
                 _note(evidence.member_findings if event.member else evidence.container_findings, str(event))
             case End(sealed):
                 evidence.identity = sealed.identity if sealed else None
+
+
+def _keeper(name: str) -> Keeper:
+    """Return what keeps a member of a manifest's folder: of lists not the lines."""
+    file = name.rpartition("/")[2]
+    return SourceList(name) if SOURCE_LIST.fullmatch(file) else ListCount() if file == CELLS else Kept()
+
+
+def _content(kept: Keeper | None) -> bytes | Kept:
+    """Return the content of a member that is gone through piece by piece; empty if it was not kept."""
+    return kept.content() if isinstance(kept, Kept) else b""
+
+
+def _whole(kept: Keeper | None) -> bytes:
+    """Return the content of a member that is read as one value."""
+    return b"".join(pieces(_content(kept)))
 
 
 def _note(findings: list[str], words: str) -> None:
@@ -200,7 +224,7 @@ def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
     files = evidence.generations.get(len(evidence.generations), {})
     try:
         manifest = Manifest.from_bytes(files.get("manifest.json", b""), "manifest.json")
-        rows_max = manifest.cells.count + sum(journal.count(b"\n") for journal in evidence.journals.values())
+        rows_max = manifest.cells.count + sum(map(count_lines, evidence.journals.values()))
         return read_table(data, table_columns(manifest.protocol.observations), rows_max, "4-records/rows.parquet")
     except CapsuleError as error:
         return error.message
@@ -208,7 +232,7 @@ def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
 
 def _telemetry_table(data: bytes, evidence: Evidence) -> Iterator[dict[str, object]] | str:
     """Open the packed table of samples, or say why not."""
-    rows_max = sum(samples.count(b"\n") for samples in evidence.telemetry.values())
+    rows_max = sum(map(count_lines, evidence.telemetry.values()))
     try:
         return scan_table(data, TELEMETRY_COLUMNS, rows_max, "4-records/telemetry.parquet")
     except CapsuleError as error:

@@ -67,6 +67,8 @@ def manifest_vectors() -> Iterator[Vector]:
     }
     for name, (clause, build) in promises.items():
         yield Vector(f"{'h13' if 'digest' in name else 'm4'}-manifest-{name}", clause, ("V-04",), sealed(build))
+    large = with_manifest(lambda it: it["protocol"].update(question="x" * (2 << 20)))
+    yield Vector("h10-manifest-of-two-mebibytes", "M-10", ("V-02",), sealed(lambda: large))
     whole = golden()[CELLS].splitlines(keepends=True)
     plans = {
         "cell-left-out": b"".join(whole[:-1]),
@@ -175,6 +177,7 @@ def import_vectors() -> Iterator[Vector]:
         "of-other-bytes": [{**line, "sha256": digest_of(b"")} if line is source else line for line in lines],
         "of-another-path": [{**line, "name": "other.py"} if line is source else line for line in lines],
         "trial-left-out": [line for line in lines if line is not source],
+        "line-of-a-mebibyte": [{**lines[0], "version": "x" * (1 << 20)}, *lines[1:]],
         "no-object": [*lines, 7],
         "no-origin": [*lines, {"module": "helper"}],
         "origin-is-a-list": [*lines, {"module": "helper", "origin": []}],

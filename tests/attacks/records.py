@@ -241,6 +241,7 @@ def telemetry_vectors() -> Iterator[Vector]:
     faults: dict[str, tuple[str, Callable[[], Members]]] = {
         "torn": ("T-01", samples(lambda it: it, torn=b"{")),
         "absent": ("T-10", lambda: with_member(name, None, sampled())),
+        "line-of-a-mebibyte": ("T-01", samples(lambda it: it[0].update(words="x" * (1 << 20)))),
         "other-device": ("T-02", samples(lambda it: it[0].update(device="x"))),
         "earlier-than-before": ("T-02", samples(lambda it: it.append({**first, "at_ms": 0}))),
         "null-without-reason": ("T-03", samples(lambda it: it[0].update(power_mw=None))),

@@ -13,6 +13,7 @@ import pytest
 from capsule.core.canonical import join_lines, parse_lines
 from capsule.core.digest import digest_of
 from capsule.core.errors import WORDS_MAX
+from capsule.core.verdict import Verdict
 from capsule.steps.verify import verify
 from tests.attacks.vectors import (
     CELLS,
@@ -32,6 +33,7 @@ from tests.conformance import verifier
 from tests.golden.make import seal
 
 MEBIBYTES = 12 << 20
+SAMPLED = "3-attempts/a000001/telemetry.jsonl"
 BOMBS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "manifest of arrays": (MANIFEST, lambda: b"[" + b"[]," * (MEBIBYTES // 3) + b"[]]", "V-04"),
     "manifest of numbers": (MANIFEST, lambda: b"[" + b"1," * (MEBIBYTES // 2) + b"1]", "V-04"),
@@ -46,32 +48,61 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "journal of newlines": (JOURNAL, lambda: b"\n" * MEBIBYTES, "V-17"),
     "journal of spaces": (JOURNAL, lambda: b" " * MEBIBYTES + b"\n", "V-17"),
     "imports of numbers": (PROVENANCE, lambda: b"1\n" * (MEBIBYTES // 2), "V-16"),
+    "results of one text": (RESULTS, lambda: b'"' + b"x" * MEBIBYTES + b'"', "V-18"),
+    "manifest of one text": (MANIFEST, lambda: b'"' + "\U0001f600".encode() * (MEBIBYTES // 4) + b'"', "V-04"),
+    "imports of one text": (PROVENANCE, lambda: b'"' + b"x" * MEBIBYTES + b'"\n', "V-16"),
+    "journal of zeros": (JOURNAL, lambda: bytes(MEBIBYTES), "V-17"),
+    "samples of one text": (SAMPLED, lambda: b'{"words":"' + b"x" * MEBIBYTES + b'"}\n', "V-14"),
     "protocol of numbers": (TOML, lambda: b"a=[" + b"1," * 500_000 + b"]", "V-04"),
 }
 
 
 @pytest.mark.parametrize(("name", "build", "check"), BOMBS.values(), ids=BOMBS)
 def test_bombs(name: str, build: Callable[[], bytes], check: str) -> None:
-    """Each is found within two seconds of the processor, however many lines and values it declares."""
+    """Each is found within two seconds of the processor, however many lines and values it declares, and not kept."""
     data = seal({**golden(), name: build()})
     assert len(data) < 100_000
     start = time.process_time()
-    verdict = verify(io.BytesIO(data))
+    verdict, peak = measured(data)
     assert time.process_time() - start < 2
+    assert peak < 32 << 20
     assert verdict.integrity == "broken"
     assert check in {item.id for item in verdict.checks if item.status == "failed"}
 
 
-def test_what_is_kept_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound a member is named and not read, so that no number of members fills the memory."""
-    data = seal(golden())
-    monkeypatch.setattr(
-        "capsule.steps.verify.ALL_KEPT_BYTES_MAX", sum(len(golden()[n]) for n in golden() if n[0] < "3")
-    )
-    verdict = verify(io.BytesIO(data))
+def measured(data: bytes) -> tuple[Verdict, int]:
+    """Verify a capsule; return the verdict and the peak of what Python allocated meanwhile, in bytes."""
+    tracemalloc.start()
+    try:
+        verdict = verify(io.BytesIO(data))
+        return verdict, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_bombs_take_no_more_than_one() -> None:
+    """Sixteen journals, and as many files of samples, of four mebibytes each are kept in kilobytes."""
+    names = [f"3-attempts/a{number:06d}/{file}.jsonl" for number in range(1, 17) for file in ("journal", "telemetry")]
+    verdict, peak = measured(seal({**golden(), **dict.fromkeys(names, b"{}\n" * (4 << 18))}))
     assert verdict.integrity == "broken"
-    found = next(check for check in verdict.checks if check.id == "V-02")
-    assert any("beside those before it" in words and JOURNAL in words for words in found.findings)
+    assert peak < 32 << 20
+
+
+def test_what_is_kept_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bounds a member is named and not read, so that no number of members fills the memory."""
+    data = seal(golden())
+    before = [name for name in golden() if name[0] < "3"]
+    values = [name for name in before if not name.endswith(".jsonl")]
+    for bound, names, first in (
+        ("ALL_KEPT_BYTES_MAX", set(before) - set(values), JOURNAL),
+        ("DOCUMENTS_BYTES_MAX", set(values) - {HEAD}, HEAD),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"capsule.steps.verify.{bound}", sum(len(golden()[name]) for name in names))
+            verdict = verify(io.BytesIO(data))
+        assert verdict.integrity == "broken"
+        found = next(check for check in verdict.checks if check.id == "V-02")
+        assert any("beside those before it" in words and words.startswith(first) for words in found.findings)
 
 
 LONG = {
@@ -89,12 +120,7 @@ def test_long_paths_take_no_memory_and_make_no_long_findings(paths: list[str]) -
     entry = json.loads(golden()[SOURCES].splitlines()[0])
     data = seal(with_list(SOURCES, join_lines({**entry, "path": path} for path in paths)))
     assert len(data) < 100_000
-    tracemalloc.start()
-    try:
-        verdict = verify(io.BytesIO(data))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    verdict, peak = measured(data)
     assert peak < 32 << 20
     assert "V-15" in {item.id for item in verdict.checks if item.status == "failed"}
     assert len(verdict.model_dump_json()) < 100_000
@@ -105,7 +131,7 @@ def test_long_paths_take_no_memory_and_make_no_long_findings(paths: list[str]) -
 def test_no_finding_is_long() -> None:
     """Whatever a check quotes, its words have a bound."""
     lines = parse_lines(golden()[PROVENANCE], PROVENANCE)
-    module = "m" * MEBIBYTES
+    module = "m" * 1_000_000
     more = {"module": module, "origin": "unknown", "name": "helper.py", "sha256": digest_of(b"")}
     verdict = verify(io.BytesIO(seal(with_file(PROVENANCE, join_lines([*lines, more])))))
     findings = [words for check in verdict.checks for words in check.findings]

@@ -100,7 +100,10 @@ def decode_json(data: bytes) -> Any:
 def decode_lines(data: bytes) -> Iterator[Any]:
     if data and data[-1:] != b"\n":
         raise Bad("no newline at the end")
-    return map(decode_json, data.split(b"\n")[:-1])
+    for line in data.split(b"\n")[:-1]:
+        if len(line) > 1 << 20:
+            raise Bad("a line that is too long")
+        yield decode_json(line)
 
 
 # --- container ------------------------------------------------------------------------------------------------------
@@ -113,7 +116,8 @@ HEADER = re.compile(
 )
 OTHER_MAJOR = re.compile(rb'"format":"capsule-archive/(?!1[".])[0-9.]+"')
 LATER = re.compile(r"8-[a-z][a-z0-9-]{0,30}/[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-LARGEST_READ, LARGEST_TABLE = 64 << 20, 1 << 30
+LARGEST_READ, LARGEST_TABLE, LARGEST_VALUE, ALL_VALUES = 64 << 20, 1 << 30, 2 << 20, 8 << 20
+VALUES = re.compile(r"1-manifest/.*(?<!\.jsonl)|2-ledger\.head\.json")
 NAMES = re.compile(
     r"0-header\.json"
     r"|1-manifest/[0-9]{3}/(cells\.jsonl|manifest\.json|manifest\.json(\.[2-9])?\.sig|manifest\.json\.tsr"
@@ -265,6 +269,7 @@ def read_container(data: bytes) -> dict[str, Any]:
     seen: list[tuple[int, int, bytes, bytes]] = []  # offset, size, raw, digest
     tar = bytearray()
     starts: list[int] = []  # where each frame begins in the tar
+    values: list[int] = []  # sizes of members that are read as one value
     at = 0  # the cursor in the tar
     table_at: int | None = None
     inside: str | None = None
@@ -356,13 +361,15 @@ def read_container(data: bytes) -> dict[str, Any]:
                 sums += f"{digest}  {name}\n".encode()
                 last = max(last, name)
             if not wrong:
-                if (
-                    is_name(name)
-                    and READ.fullmatch(name)
-                    and size > (LARGEST_TABLE if name.startswith("4-") else LARGEST_READ)
-                ):
-                    say("size", name, "too large to be read")
-                    content = b""
+                largest = LARGEST_TABLE if name.startswith("4-") else LARGEST_READ
+                if VALUES.fullmatch(name):
+                    largest = min(LARGEST_VALUE, ALL_VALUES - sum(values))
+                if is_name(name) and READ.fullmatch(name):
+                    if size > largest:
+                        say("size", name, "too large to be read")
+                        content = b""
+                    elif VALUES.fullmatch(name):
+                        values.append(size)
                 members[name] = (size, "sha256:" + digest, content)
             inside = None
 
@@ -2770,6 +2777,8 @@ THROTTLES = (
 
 def read_sample(line: bytes) -> dict[str, Any]:
     """One line of telemetry; it is refused where it is no sample or contradicts itself."""
+    if len(line) > 1 << 20:
+        raise Bad("a line that is too long")
     sample = decode_json(line)
     if not SAMPLE(sample):
         raise Bad("not a sample")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from capsule.core.digest import ROOM_MAX, Digests, PackedSet, digest_of
 from capsule.core.errors import MalformedError
-from capsule.core.manifest import LINE_BYTES_MAX, list_digest, read_sources, source_faults, sources_bytes
+from capsule.core.lines import LINE_BYTES_MAX
+from capsule.core.manifest import list_digest, read_sources, source_faults, sources_bytes
 from capsule.core.source_list import FAULTS_MAX, SourceList
 from capsule.core.verdict import FINDINGS_COUNTED_MAX
 

@@ -254,6 +254,28 @@ def test_lists_that_no_reader_takes_are_not_frozen(
     monkeypatch.undo()
 
 
+def test_manifests_that_no_reader_takes_are_not_frozen(
+    capsule: Capsule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M-10: a manifest has a bound, and so have all of a chain, whether they are written or only frozen again."""
+    protocol = make_study(tmp_path)
+    monkeypatch.setattr("capsule.steps.freeze.DOCUMENT_BYTES_MAX", 1000)
+    said = capsule("freeze", protocol)
+    assert said.code == 4
+    assert "of at most 1000 bytes, as no reader takes more" in said.err
+    assert not (tmp_path / ".capsule" / "objects").exists()
+    monkeypatch.undo()
+    assert capsule("freeze", protocol).code == 0
+    size = sum((tmp_path / "study.frozen/001" / name).stat().st_size for name in ("manifest.json", "protocol.toml"))
+    monkeypatch.setattr("capsule.steps.freeze.CHAIN_BYTES_MAX", size)
+    assert capsule("freeze", protocol).code == 0
+    (tmp_path / "another.py").touch()
+    said = capsule("amend", protocol, "--reason", "another file")
+    assert said.code == 4
+    assert f"at most {size} bytes, found {size} in 1 of them and no room for another" in said.err
+    assert not (tmp_path / "study.frozen/002").exists()
+
+
 @pytest.mark.parametrize("command", ["ledger", "reconcile", "status", "clean", "run", "pack"])
 def test_what_was_never_frozen_has_no_account(capsule: Capsule, tmp_path: Path, command: str) -> None:
     """A file that is no frozen protocol is told as such, and never as one without events."""
