@@ -39,7 +39,7 @@ def judge(evidence: Evidence, *, against: Sequence[str] = (), trust: Trust | Non
         integrity=integrity,
         outcome=results.outcome if intact and results else "withheld",
         signed=any(found.answer != "broken" for found in reading.signatures),
-        amended=amendments(reading.manifests),
+        amended=shortened(amendments(reading.manifests)),
         checks=tuple(_with_lateness(check, order) for check in checks),
         signatures=tuple(reading.signatures),
         tokens=tuple(reading.tokens),

@@ -30,6 +30,7 @@ from capsule.core.attempt import ManifestAdopted
 from capsule.core.chain import Head
 from capsule.core.checks import CHECK_FUNCTIONS
 from capsule.core.digest import digest_of
+from capsule.core.errors import WORDS_MAX
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import FileDigest, SourceEntry, sources_bytes
@@ -89,6 +90,16 @@ def test_an_amended_capsule_is_intact() -> None:
     words = {check.id: check.words for check in verdict.checks}
     assert words["V-06"] == "amended after 16 rows of 1 attempts had been seen: the large workload was too large"
     assert "manifest 1" in words["V-07"]
+
+
+def test_what_is_said_of_amendments_has_a_bound() -> None:
+    """V-06: reasons as long as they may be do not make the verdict longer than its words may be."""
+    history = History().opened()
+    for numbers in (30, 40):
+        history.amended(edited(("numbers = 20", f"numbers = {numbers}")), reason="why " * 2_500)
+    verdict = judge(history.evidence())
+    assert verdict.amended.startswith("amended 2 times; after 0 rows of 0 attempts had been seen: why why")
+    assert len(verdict.amended) <= WORDS_MAX
 
 
 def test_amendments_that_nothing_ran_under_are_intact() -> None:
