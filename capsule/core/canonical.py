@@ -106,10 +106,21 @@ def parse_lines(data: bytes, where: str) -> list[Any]:
 
 def iterate_lines(content: Content, where: str) -> Iterator[Any]:
     """Yield the values of a list of canonical lines, each of at most a mebibyte and ended by one newline."""
+    for number, line in enumerate(list_lines(content, where), start=1):
+        yield parse(line, f"{where}:{number}")
+
+
+def list_lines(content: Content, where: str) -> Iterator[bytes]:
+    """Yield the lines of a list without their newlines.
+
+    Raises:
+        MalformedError: a line has more than a mebibyte, or the last one does not end.
+    """
     blocks = Blocks(content)
     for number, line in enumerate(chain.from_iterable(map(whole_lines, blocks)), start=1):
-        refuse_long(line, f"{where}:{number}")
-        yield parse(line, f"{where}:{number}")
+        if len(line) > LINE_BYTES_MAX:
+            refuse_long(line, f"{where}:{number}")
+        yield line
     if blocks.torn:
         raise MalformedError(f"{where}: expected a newline at the end of the last line, found none")
 

@@ -23,7 +23,7 @@ from capsule.core.ledger_checks import (
     check_ledger_head,
 )
 from capsule.core.lines import whole
-from capsule.core.manifest import FileDigest, ListDigest, Manifest, cells_bytes, list_digest
+from capsule.core.manifest import FileDigest, ListDigest, Manifest, cell_lines, list_digest
 from capsule.core.plan import complaints, enumerate_cells
 from capsule.core.progress import final_rows, outcome_of, processes
 from capsule.core.record import read_journal
@@ -130,7 +130,7 @@ def check_plan(reading: Reading) -> Checking:
         raise NotChecked("the manifest could not be read")
     planned = reading.cells = enumerate_cells(reading.manifest.protocol)
     found = reading.evidence.list_digests(_number_in_force(reading)).get(CELLS, NOTHING)
-    if found != list_digest(cells_bytes(planned)):
+    if found != list_digest(cell_lines(planned)):
         words = f"found {found.count} lines that are not those"
         yield f"expected the {len(planned)} cells that the protocol enumerates, {words}"
     return f"{len(planned)} planned cells enumerated again"

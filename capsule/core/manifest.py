@@ -7,26 +7,29 @@ it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from capsule.core.canonical import (
     canonical_checked,
-    iterate_lines,
-    join_lines,
+    list_lines,
     parse,
     refuse_cut,
     refuse_long,
     whole_lines,
 )
-from capsule.core.digest import Digest, digest_of
+from capsule.core.digest import PREFIX, Digest, digest_of
 from capsule.core.errors import MalformedError
+from capsule.core.lines import Content, pieces
 from capsule.core.paths import path_bytes, shown
 from capsule.core.plan import Cell
 from capsule.core.protocol import Protocol
 from capsule.core.schema import Model, Natural, Text, first_error
+
+_CELL = TypeAdapter(Cell)
 
 NAME_BYTES_MAX = 255
 """Bytes of a name that file systems take."""
@@ -156,14 +159,36 @@ class Manifest(Model):
         return digest_of(self.to_bytes())
 
 
-def cells_bytes(cells: list[Cell]) -> bytes:
+def cells_bytes(cells: Iterable[Cell]) -> bytes:
     """Return the bytes of the `cells` list."""
-    return join_lines(cell.to_json() for cell in cells)
+    return b"".join(cell_lines(cells))
 
 
-def read_cells(data: bytes, where: str) -> list[Cell]:
-    """Read the `cells` list from its bytes."""
-    return [_checked(Cell, value, where, number) for number, value in enumerate(iterate_lines(data, where), 1)]
+def cell_lines(cells: Iterable[Cell]) -> Iterator[bytes]:
+    """Yield the lines of the `cells` list."""
+    return (canonical_checked(cell.to_json()) + b"\n" for cell in cells)
+
+
+def read_cells(content: Content, where: str) -> list[Cell]:
+    """Read the `cells` list from its bytes.
+
+    Raises:
+        MalformedError: a line is not canonical or not a cell, or the last one does not end.
+    """
+    return [_cell(line, f"{where}:{number}") for number, line in enumerate(list_lines(content, where), 1)]
+
+
+def _cell(line: bytes, where: str) -> Cell:
+    """Read a cell from its line; what writes it again to the same bytes was canonical, so only others are parsed."""
+    try:
+        cell = _CELL.validate_json(line)
+    except ValidationError as error:
+        parse(line, where)
+        raise MalformedError(f"{where}: {first_error(error)}") from error
+    if canonical_checked(cell.to_json()) != line:
+        parse(line, where)
+        raise MalformedError(f"{where}: expected a cell in canonical form, found another")
+    return cell
 
 
 def sources_bytes(entries: list[SourceEntry]) -> bytes:
@@ -204,7 +229,7 @@ class SourceLines:
         self._number += 1
         self._refuse_long(line, self._number)
         where = f"{self._where}:{self._number}"
-        entry: SourceEntry = _checked(SourceEntry, parse(line, where), self._where, self._number)
+        entry = _checked(parse(line, where), self._where, self._number)
         path = _raw(entry.path, where)
         if self._before is not None and path <= self._before:
             raise MalformedError(f"{where}: expected paths in byte order, each once, found {entry.path!r}")
@@ -237,15 +262,19 @@ def _raw(path: str, where: str) -> bytes:
         raise MalformedError(f"{where}: expected `hex:` and the bytes of a path, found {path!r}") from error
 
 
-def list_digest(data: bytes) -> ListDigest:
+def list_digest(content: Content) -> ListDigest:
     """Return count and digest of a line-record list."""
-    return ListDigest(count=data.count(b"\n"), sha256=digest_of(data))
+    count, hashed = 0, hashlib.sha256()
+    for piece in pieces(content):
+        count += piece.count(b"\n")
+        hashed.update(piece)
+    return ListDigest(count=count, sha256=PREFIX + hashed.hexdigest())
 
 
-def _checked(model: type[Any], value: Any, where: str, number: int) -> Any:
-    """Validate one line; `model` is one of this module's list models."""
+def _checked(value: Any, where: str, number: int) -> SourceEntry:
+    """Validate one line of a list of sources."""
     try:
-        item = model.model_validate_json(canonical_checked(value))
+        item = SourceEntry.model_validate_json(canonical_checked(value))
     except ValidationError as error:
         raise MalformedError(f"{where}:{number}: {first_error(error)}") from error
     if item.to_json() != value:

@@ -8,37 +8,49 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
+from operator import eq
+from typing import Any, ClassVar, TypeVar, overload
+
+from pydantic import ConfigDict
 
 from capsule.core.errors import ProtocolError
-from capsule.core.protocol import Hypothesis, Protocol
+from capsule.core.protocol import Hypothesis, Protocol, Workload
 from capsule.core.protocol_checks import Complaint, check
-from capsule.core.schema import DecimalScalar, Model, Parameter, Parameters
+from capsule.core.schema import STRICT, DecimalScalar, Model, Natural, Parameter, Parameters, Scalar
 
 CELLS_MAX = 200_000
 COMPARISONS_MAX = 1_000_000
 T = TypeVar("T")
 
 
-class Cell(Model):
+@dataclass(frozen=True, slots=True)
+class Cell:
     """One planned observation: which arm, on what, in which process and at which place in the order.
 
     `process` counts the launches of the plan from zero; cells with the same `process` share one process. `excluded`
     carries the frozen reason of a cell that is not run.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     cell: str
     arm: str
     workload: str
-    seed: int
-    start: int
-    block: int
-    position: int
-    process: int
+    seed: Natural
+    start: Natural
+    block: Natural
+    position: Natural
+    process: Natural
     excluded: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of this cell."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class PlannedWorkload(Model):
@@ -48,8 +60,86 @@ class PlannedWorkload(Model):
     parameters: Parameters
 
 
-def enumerate_cells(protocol: Protocol) -> list[Cell]:
-    """Return every planned cell in running order.
+class Plan(Sequence[Cell]):
+    """Planned cells in running order; each is made anew when it is asked for, as a protocol of 2 KB plans 200,000."""
+
+    def __init__(self, drawn: _Drawn, numbers: Sequence[int]) -> None:
+        self._drawn = drawn
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> Cell: ...
+    @overload
+    def __getitem__(self, at: slice) -> Plan: ...
+    def __getitem__(self, at: int | slice) -> Cell | Plan:
+        return Plan(self._drawn, self._numbers[at]) if isinstance(at, slice) else self._drawn.cell(self._numbers[at])
+
+    def __iter__(self) -> Iterator[Cell]:
+        return map(self._drawn.cell, self._numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def run(self) -> Plan:
+        """Return the cells that are not excluded."""
+        if not self._drawn.excludes:
+            return self
+        kept = (number for number in self._numbers if self._drawn.cell(number).excluded is None)
+        return Plan(self._drawn, array("I", kept))
+
+
+class _Drawn:
+    """A protocol's plan as it was drawn, a few bytes for each cell."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        design = protocol.design
+        self._seeds, self._starts, self._blocks = design.seeds, design.starts, design.blocks
+        self._arms = [arm.name for arm in protocol.arms]
+        self._workloads = workload_names(protocol)
+        reasons = _Exclusions(protocol)
+        self._reasons: list[str | None] = [None, *dict.fromkeys(item.reason for item in protocol.exclusions)]
+        known = {reason: number for number, reason in enumerate(self._reasons)}
+        self._excluded = array("I", (known[reasons.of(arm, name)] for name in self._workloads for arm in self._arms))
+        self.excludes, self.excludes_all = any(self._excluded), all(self._excluded)
+        self._workload_at, self._arm_at = array("I"), array("I")
+        for seed, start in product(design.seeds, range(design.starts)):
+            order = _ordered(range(len(self._workloads)), protocol, f"workloads/{seed}/{start}")
+            self._workload_at.extend(order)
+            for workload, block in product(order, range(design.blocks)):
+                label = f"arms/{seed}/{start}/{self._workloads[workload]}/{block}"
+                self._arm_at.extend(_block(range(len(self._arms)), protocol, label))
+        self._per_block = _per_block(protocol)
+        per_workload = self._per_block * design.blocks
+        sizes = {"start": per_workload * len(self._workloads), "workload": per_workload, "cell": 1}
+        self._per_process = sizes[design.isolation]
+
+    def cell(self, number: int) -> Cell:
+        """Return a cell by its place in the whole plan."""
+        arm = self._arm_at[number]
+        rest, position = divmod(number, self._per_block)
+        place, block = divmod(rest, self._blocks)
+        workload = self._workload_at[place]
+        seed, start = divmod(place // len(self._workloads), self._starts)
+        return Cell(
+            f"c{number:06d}",
+            self._arms[arm],
+            self._workloads[workload],
+            self._seeds[seed],
+            start,
+            block,
+            position,
+            number // self._per_process,
+            self._reasons[self._excluded[workload * len(self._arms) + arm]],
+        )
+
+
+def enumerate_cells(protocol: Protocol) -> Plan:
+    """Return every planned cell in running order; seeds and names are distinct, as `complaints` checks.
 
     Raises:
         ProtocolError: no cell would run, or there are more than 200,000.
@@ -57,47 +147,24 @@ def enumerate_cells(protocol: Protocol) -> list[Cell]:
     total = count_cells(protocol)
     if total > CELLS_MAX:
         raise ProtocolError(f"expected at most {CELLS_MAX} planned cells, found {total}")
-    workloads = [workload.name for workload in crossed(protocol)]
-    arms = [arm.name for arm in protocol.arms]
-    design = protocol.design
-    reasons = _Exclusions(protocol)
-    cells: list[Cell] = []
-    process = -1
-    last_process: tuple[object, ...] | None = None
-    for seed, start in product(design.seeds, range(design.starts)):
-        for workload in _ordered(workloads, protocol, f"workloads/{seed}/{start}"):
-            for block in range(design.blocks):
-                label = f"arms/{seed}/{start}/{workload}/{block}"
-                for position, arm in enumerate(_block(arms, protocol, label)):
-                    key: tuple[object, ...] = (seed, start)
-                    if design.isolation == "workload":
-                        key = (seed, start, workload)
-                    elif design.isolation == "cell":
-                        key = (len(cells),)
-                    if key != last_process:
-                        process, last_process = process + 1, key
-                    excluded = reasons.of(arm, workload)
-                    name = f"c{len(cells):06d}"
-                    cells.append(
-                        Cell(
-                            cell=name, arm=arm, workload=workload, seed=seed, start=start, block=block,
-                            position=position, process=process, excluded=excluded,
-                        )
-                    )  # fmt: skip
-    if all(cell.excluded is not None for cell in cells):
+    drawn = _Drawn(protocol)
+    if drawn.excludes_all:
         raise ProtocolError(
-            f"expected at least one cell to run, found all {len(cells)} planned cells excluded",
+            f"expected at least one cell to run, found all {total} planned cells excluded",
             hint="an experiment that observes nothing cannot decide anything; narrow [[exclusions]]",
         )
-    return cells
+    return Plan(drawn, range(total))
 
 
 def count_cells(protocol: Protocol) -> int:
     """Return how many cells a protocol plans, without enumerating them."""
     design = protocol.design
     workloads = len(protocol.workloads) * math.prod(len(factor.levels) for factor in protocol.factors)
-    per_block = len(protocol.arms) * (2 if design.order == "abba" else 1)
-    return len(design.seeds) * design.starts * workloads * design.blocks * per_block
+    return len(design.seeds) * design.starts * workloads * design.blocks * _per_block(protocol)
+
+
+def _per_block(protocol: Protocol) -> int:
+    return len(protocol.arms) * (2 if protocol.design.order == "abba" else 1)
 
 
 def complaints(protocol: Protocol) -> Iterator[Complaint]:
@@ -108,7 +175,7 @@ def complaints(protocol: Protocol) -> Iterator[Complaint]:
         yield ("design",), f"expected at most {CELLS_MAX} planned cells, found {total}"
         return
     yield from _check_factors(protocol)
-    workloads = [workload.name for workload in crossed(protocol)]
+    workloads = workload_names(protocol)
     arms = {arm.name for arm in protocol.arms}
     known = {*workloads, *(base(name) for name in workloads)}
     for index, exclusion in enumerate(protocol.exclusions):
@@ -140,7 +207,7 @@ def _check_factors(protocol: Protocol) -> Iterator[Complaint]:
         twice = [level for level, count in Counter(map(_level, factor.levels)).items() if count > 1]
         if twice:
             yield ("factors", index, "levels"), f"expected levels written differently, found {twice[0]!r} twice"
-    names = Counter(workload.name for workload in crossed(protocol))
+    names = Counter(workload_names(protocol))
     name, count = names.most_common(1)[0]
     if count > 1:
         yield ("factors",), f"expected a new name for every crossed workload, found {name!r} twice"
@@ -168,29 +235,40 @@ def base(workload: str) -> str:
 
 def selected(protocol: Protocol, hypothesis: Hypothesis) -> list[str]:
     """Return the planned workloads that decide a hypothesis: all, or those that it names, crossed or by their base."""
-    names = [workload.name for workload in crossed(protocol)]
     wanted = set(hypothesis.workloads)
-    return [name for name in names if not wanted or name in wanted or base(name) in wanted]
+    names = workload_names(protocol)
+    return [name for name in names if name in wanted or base(name) in wanted] if wanted else names
 
 
 def crossed(protocol: Protocol) -> list[PlannedWorkload]:
     """Return the workloads crossed with the factors, named `base[factor=level,…]`, parameters merged."""
-    result = []
+    names = [factor.name for factor in protocol.factors]
+    return [
+        PlannedWorkload(name=name, parameters={**workload.parameters, **dict(zip(names, levels, strict=True))})
+        for name, workload, levels in _crossings(protocol)
+    ]
+
+
+def workload_names(protocol: Protocol) -> list[str]:
+    """Return the names of the workloads crossed with the factors."""
+    return [name for name, _, _ in _crossings(protocol)]
+
+
+def _crossings(protocol: Protocol) -> Iterator[tuple[str, Workload, tuple[Scalar, ...]]]:
+    """Yield every crossed workload: its name, the workload, and the level of each factor."""
+    written = [[(f"{factor.name}={_level(level)}", level) for level in factor.levels] for factor in protocol.factors]
     for workload in protocol.workloads:
-        for levels in product(*(factor.levels for factor in protocol.factors)):
-            names = [factor.name for factor in protocol.factors]
-            suffix = ",".join(f"{name}={_level(level)}" for name, level in zip(names, levels, strict=True))
+        for choice in product(*written):
+            suffix = ",".join(text for text, _ in choice)
             name = f"{workload.name}[{suffix}]" if suffix else workload.name
-            merged = {**workload.parameters, **dict(zip(names, levels, strict=True))}
-            result.append(PlannedWorkload(name=name, parameters=merged))
-    return result
+            yield name, workload, tuple(level for _, level in choice)
 
 
 def _level(level: Parameter) -> str:
     return level.decimal if isinstance(level, DecimalScalar) else str(level)
 
 
-def _block(arms: Sequence[str], protocol: Protocol, label: str) -> list[str]:
+def _block(arms: Sequence[T], protocol: Protocol, label: str) -> list[T]:
     order = _ordered(arms, protocol, label)
     return order + order[::-1] if protocol.design.order == "abba" else order
 
@@ -211,6 +289,8 @@ class _Exclusions:
 
     def of(self, arm: str, workload: str) -> str | None:
         """Return the frozen reason, or None where the arm is run."""
+        if not self._first:
+            return None
         keys = product((None, arm), (None, workload, base(workload)))
         found = [self._first[key] for key in keys if key in self._first]
         return min(found)[1] if found else None

@@ -13,11 +13,14 @@ from capsule.core.canonical import INTEGER_LIMIT, canonical, parse
 from capsule.core.errors import MalformedError
 from capsule.core.version import refuse_other_major
 
+STRICT = ConfigDict(strict=True, extra="forbid")
+"""How every value is read: no type is converted and no key is passed over."""
+
 
 class Model(BaseModel):
     """A frozen value whose fields are checked strictly and whose unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, populate_by_name=True, **STRICT)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of this value, every field present, under the names of the format."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from capsule.core.manifest import (
     sources_bytes,
 )
 from capsule.core.paths import shown
-from capsule.core.plan import Cell, enumerate_cells
+from capsule.core.plan import Cell, base, enumerate_cells
 from capsule.core.protocol import Protocol
 from capsule.core.redact import redact, secret_values
 from capsule.core.toml import line_of, read_protocol
@@ -330,7 +330,7 @@ def _check_trials(protocol: Protocol, file: str, entries: list[SourceEntry]) -> 
             )
 
 
-def _check_commands(protocol: Protocol, file: str, cells: list[Cell]) -> None:
+def _check_commands(protocol: Protocol, file: str, cells: Sequence[Cell]) -> None:
     """A command's placeholders must exist, or the run would only find out after it reserved."""
     for index, arm in enumerate(protocol.arms):
         if arm.command is None:
@@ -338,7 +338,7 @@ def _check_commands(protocol: Protocol, file: str, cells: list[Cell]) -> None:
         try:
             if any("\0" in argument for argument in arm.command):
                 raise UsageError("expected arguments without a NUL character, found one")
-            for cell in {cell.workload: cell for cell in cells if cell.arm == arm.name}.values():
+            for cell in {base(cell.workload): cell for cell in cells if cell.arm == arm.name}.values():
                 launch.command_line(protocol, cell, device="cpu")
         except UsageError as error:
             raise ProtocolError(f"{file}: arms[{index}].command: {error.message}", hint=error.hint) from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from capsule.core.attempt import EventLine
 from capsule.core.errors import UsageError
 from capsule.core.manifest import Manifest, SourceEntry
@@ -14,7 +16,7 @@ from capsule.core.schema import Model
 from capsule.core.verdict import Verdict
 from capsule.steps.described import KEYS
 
-SCHEMAS: dict[str, type[Model]] = {
+SCHEMAS: dict[str, type[Model] | type[Cell]] = {
     "protocol": Protocol,
     "manifest": Manifest,
     "cell": Cell,
@@ -33,7 +35,7 @@ def schema(name: str) -> dict[str, Any]:
     """
     if name not in SCHEMAS:
         raise UsageError(f"expected one of {', '.join(SCHEMAS)}, found {name!r}")
-    made = SCHEMAS[name].model_json_schema(by_alias=True)
+    made = TypeAdapter(SCHEMAS[name]).json_schema(by_alias=True)
     for model, part in ((made["title"], made), *made.get("$defs", {}).items()):
         for key, words in KEYS.get(model, {}).items():
             part["properties"][key]["description"] = words

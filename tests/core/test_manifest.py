@@ -22,6 +22,7 @@ from capsule.core.manifest import (
     read_sources,
     sources_bytes,
 )
+from capsule.core.plan import enumerate_cells
 
 FILES = generation()
 GOLDEN = "sha256:6ee00c543c214d06b3623444db5177ff79e296782347ddfede23683df88231e7"
@@ -110,6 +111,37 @@ def test_lists_round_trip_and_are_counted() -> None:
     )
     assert (manifest.cells.count, manifest.sources.count) == (24, len(SOURCES))
     assert [arm.sources for arm in manifest.arms] == [manifest.sources] * 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (b'"block":0', b'"block":9007199254740992', "expected an integer below"),
+        (b'"block":0', b'"block":0.0', "expected an integer or a decimal string"),
+        (b'"block":0', b'"block":"0"', "block: Input should be a valid integer"),
+        (b'"block":0', b'"block":true', "block: Input should be a valid integer"),
+        (b'"block":0,', b"", "block: Field required"),
+        (b'"block":0,', b'"block":0,"blot":0,', "blot: Unexpected keyword argument"),
+        (b'"block":0,', b'"block":0,"block":0,', "expected unique keys"),
+        (b'"block":0,', b'"block": 0,', "another spelling"),
+        (b'"arm":"', b'"arm":"\\ud800', "lone surrogate"),
+        (b'"arm":"', b'"arm":"\\u0061', "another spelling"),
+        (b'"arm":"', b'"arm":"\xff', "expected UTF-8"),
+        (b"{", b"[" * 40 + b"{", "at most 32 nested"),
+        (b"{", b"", "expected JSON"),
+    ],
+)
+def test_a_line_that_is_no_cell_is_refused(before: bytes, after: bytes, words: str) -> None:
+    """M-04: a planned cell has one spelling, every field and no other, each of its type."""
+    first, second, *_ = FILES["cells.jsonl"].splitlines(keepends=True)
+    changed = second.replace(before, after, 1)
+    assert changed != second
+    with pytest.raises(MalformedError, match=rf"^c:2: .*{words}"):
+        read_cells(first + changed, "c")
+    with pytest.raises(MalformedError, match="a newline at the end"):
+        read_cells(first + second[:-1], "c")
+    planned = enumerate_cells(manifest_of(FILES).protocol)
+    assert read_cells(iter([first[:9], first[9:] + second]), "c") == list(planned[:2])
 
 
 @pytest.mark.parametrize("name", ["cells.jsonl", "sources.jsonl"])

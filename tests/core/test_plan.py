@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections import Counter
 from itertools import groupby
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from capsule.core import plan
 from capsule.core.errors import ProtocolError
+from capsule.core.manifest import cell_lines, list_digest
 from capsule.core.plan import base, count_cells, crossed, enumerate_cells, selected, shuffle
 from capsule.core.schema import DecimalScalar
 
@@ -221,3 +223,24 @@ def test_a_plan_too_large_or_empty_is_refused_without_enumerating_it() -> None:
     text = '[[exclusions]]\narm = "loop"\nreason = "x"\n[[exclusions]]\narm = "builtin"\nreason = "y"\n'
     with pytest.raises(ProtocolError, match="found all 24 planned cells excluded"):
         protocol(appended(text))
+
+
+def test_a_plan_takes_a_few_bytes_for_each_cell() -> None:
+    """P-06: what a small protocol plans is not kept cell by cell, also where cells are excluded."""
+    exclusion = '[[exclusions]]\narm = "loop"\nworkload = "small"\nreason = "slow"\n'
+    narrow = edited(("threshold = 0", 'threshold = 0\nworkloads = ["large"]'),
+                    ('gates = ["summed"]', 'gates = ["summed"]\nworkloads = ["large"]'),
+                    ('"abba"', '"abba"\nblocks = 1000'))  # fmt: skip
+    plan = protocol(appended(exclusion, to=narrow))
+    enumerate_cells(plan)
+    tracemalloc.start()
+    cells = enumerate_cells(plan)
+    run = cells.run()
+    lines = list_digest(cell_lines(cells))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(cells), len(run), lines.count) == (24_000, 18_000, 24_000)
+    assert peak < 24_000 * 30
+    assert list(run) == [cell for cell in cells if cell.excluded is None]
+    assert cells[7:9] == [cells[7], cells[8]] != cells[8:10]
+    assert cells[-1] == list(cells)[-1]
