@@ -76,11 +76,7 @@ def _real(text: str) -> str:
 class Clock(Model):
     """One reading of every clock; durations are differences of `boottime_ms` under one `boot_id`."""
 
-    realtime: Annotated[
-        str,
-        StringConstraints(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T([01][0-9]|2[0-3])(:[0-9]{2}){2}\.[0-9]{3}Z$"),
-        AfterValidator(_real),
-    ]
+    realtime: Annotated[str, StringConstraints(pattern=_REALTIME), AfterValidator(_real)]
     boottime_ms: Natural
     monotonic_ms: Natural
     boot_id: str
@@ -274,7 +270,7 @@ class Event:
     data: Model
 
 
-@dataclass
+@dataclass(slots=True)
 class Attempt:
     """What the events so far say about one attempt."""
 
@@ -347,18 +343,31 @@ def exit_faults(ended: Exit, outcome: str) -> Iterator[str]:
 
 @dataclass
 class Account:
-    """A ledger added up: its attempts in order, and every rule of the state table that an event broke."""
+    """A ledger added up: its attempts in order, sums over them, and every rule of the state table that an event broke.
+
+    Sums are kept as events come, so that asking for them takes no time however many attempts there are.
+    """
 
     protocol: str | None = None
     manifests: list[str] = field(default_factory=list)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    _held_ms: dict[tuple[str, bool], int] = field(default_factory=dict)
+    _reservations: dict[bool, int] = field(default_factory=dict)
+    _seen: tuple[int, int, int] = (0, 0, 0)
 
     def held_ms(self, unit: str, *, pilot: bool) -> int:
         """Device-milliseconds that attempts of this unit take from the budget."""
-        return sum(
-            a.held_ms for a in self.attempts.values() if a.reserved and a.reserved.unit == unit and a.pilot == pilot
-        )
+        return self._held_ms.get((unit, pilot), 0)
+
+    def reservations(self, *, pilot: bool) -> int:
+        """Reservations that were not refused, which `attempts_max` limits."""
+        return self._reservations.get(pilot, 0)
+
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        """What has been seen: attempts that ended, pilot attempts that ended, and the rows of both."""
+        return self._seen
 
     def next_attempt(self) -> str:
         """Return the id of the next attempt."""
@@ -399,33 +408,45 @@ def apply(account: Account, event: Event) -> None:
 
 def _advance(account: Account, event: Event, name: str) -> None:
     attempt = account.attempts.get(name)
-    data = event.data
     if attempt is None:
         if name != account.next_attempt():
             account.faults.append(f"event {event.seq}: expected attempt {account.next_attempt()}, found {name}")
         attempt = account.attempts.setdefault(name, Attempt(name, first=event.at))
     attempt.last = event.at
+    held_ms = attempt.held_ms
+    _step(account, attempt, event)
+    if attempt.reserved is not None and attempt.held_ms != held_ms:
+        key = (attempt.reserved.unit, attempt.pilot)
+        account._held_ms[key] = account._held_ms.get(key, 0) + attempt.held_ms - held_ms
+
+
+def _step(account: Account, attempt: Attempt, event: Event) -> None:
+    """Walk an attempt's state by one event."""
+    data = event.data
     if isinstance(data, Correction):
         if attempt.open:
-            account.faults.append(f"event {event.seq}: a correction of {name}, which has not ended")
+            account.faults.append(f"event {event.seq}: a correction of {attempt.id}, which has not ended")
         attempt.corrections_ms += data.debited_ms
         return
     following = TRANSITIONS[attempt.state].get(event.name)
     if following is None:
         account.faults.append(
-            f"event {event.seq}: {event.name} cannot follow state {attempt.state or 'none'} of {name}"
+            f"event {event.seq}: {event.name} cannot follow state {attempt.state or 'none'} of {attempt.id}"
         )
         return
     attempt.state = following
     match data:
         case Reserved():
             attempt.reserved = data
+            account._reservations[data.pilot] = account.reservations(pilot=data.pilot) + 1
             if not data.pilot and data.manifest not in account.manifests[-1:]:
                 account.faults.append(
-                    f"event {event.seq}: {name} is reserved under a manifest that is not the current one"
+                    f"event {event.seq}: {attempt.id} is reserved under a manifest that is not the current one"
                 )
         case Refused():
             attempt.refused = data
+            if attempt.reserved is not None:
+                account._reservations[attempt.pilot] -= 1
         case Intent():
             attempt.intent = data
         case Spawned():
@@ -438,5 +459,7 @@ def _advance(account: Account, event: Event, name: str) -> None:
             attempt.released = data.released
         case Settled() | Reconciled():
             attempt.end = data
+            attempts, pilots, rows = account.seen
+            account._seen = (attempts + (not attempt.pilot), pilots + attempt.pilot, rows + data.rows)
         case _:
             pass

@@ -1,13 +1,14 @@
 """The ledger's bytes: one canonical JSON line an event, each holding the hash of the line before it.
 
-`read` is pure and never raises for damage: a verifier wants every finding, and the host decides what to refuse.
+`Walk` is pure and never raises for damage: a verifier wants every finding, and the host decides what to refuse.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, ValidationError
@@ -15,11 +16,15 @@ from pydantic import Field, ValidationError
 from capsule.core.attempt import DATA, Clock, Event, EventLine, EventName
 from capsule.core.canonical import COMMAS_MAX, canonical, whole_lines
 from capsule.core.digest import Digest, digest_of
-from capsule.core.errors import MalformedError
+from capsule.core.errors import MalformedError, shortened
+from capsule.core.lines import Blocks, Content
 from capsule.core.schema import Model, first_error
 
 FAULTS_MAX = 1_000
 """Faults after which a ledger is not read on."""
+
+LINE_BYTES_MAX = 4 << 20
+"""Bytes of one event, without its newline: a torn line of any other is sealed in twice its bytes."""
 
 
 class Head(Model):
@@ -29,19 +34,88 @@ class Head(Model):
     sha256: Digest | None
 
 
-@dataclass
-class Chain:
-    """A ledger read: its events, its head, the bytes of a torn last line, and every fault found."""
+class Walk:
+    """One way through a ledger's lines: yields its events and keeps none of them.
 
-    events: list[Event] = field(default_factory=list)
-    hashes: list[str] = field(default_factory=list)
-    tail: bytes = b""
-    faults: list[str] = field(default_factory=list)
+    Afterwards, and meanwhile as far as it has come: `lines` counts whole lines, `events` those that are events, `last`
+    and `before` are the hashes of the last line and of the one before it, and `torn` counts the bytes behind the last
+    newline. `hashes` says for each of the wanted numbers of lines that the ledger has which hash its last line has.
+    """
+
+    def __init__(self, content: Content = b"", where: str = "", wanted: Iterable[int] = ()) -> None:
+        self._content = content
+        self._where = where
+        self._wanted = set(wanted)
+        self.lines = 0
+        self.events = 0
+        self.last: str | None = None
+        self.before: str | None = None
+        self.torn = 0
+        self.hashes: dict[int, str | None] = {0: None}
+        self.faults: list[str] = []
 
     @property
     def head(self) -> Head:
         """Count and hash of the last whole line."""
-        return Head(count=len(self.hashes), sha256=self.hashes[-1] if self.hashes else None)
+        return Head(count=self.lines, sha256=self.last)
+
+    def __iter__(self) -> Iterator[Event]:
+        blocks = Blocks(self._content, LINE_BYTES_MAX)
+        for block in blocks:
+            yield from self._events(block)
+        self.torn = blocks.torn
+
+    def _events(self, block: bytes) -> Iterator[Event]:
+        for line in whole_lines(block):
+            if len(self.faults) > FAULTS_MAX:
+                break
+            place = f"{self._where}:{self.lines + 1}"
+            if len(self.faults) == FAULTS_MAX:
+                self.faults.append(f"{place}: not read on after {FAULTS_MAX} faults")
+                break
+            event = self._event(line, place)
+            self.before, self.last = self.last, digest_of(line) if len(line) <= LINE_BYTES_MAX else None
+            self.lines += 1
+            if self.lines in self._wanted:
+                self.hashes[self.lines] = self.last
+            if event is not None:
+                self.events += 1
+                yield event
+
+    def _event(self, line: bytes, place: str) -> Event | None:
+        """Read one line; None, and a fault, if it is no event."""
+        try:
+            entry, data = _entry(line, place)
+        except MalformedError as error:
+            self.faults.append(error.message)
+            return None
+        except ValidationError as error:
+            self.faults.append(shortened(f"{place}: {first_error(error)}"))
+            return None
+        if entry.seq != self.lines or entry.prev != self.last:
+            self.faults.append(
+                f"{place}: expected event {self.lines} after {self.last}, found event {entry.seq} after {entry.prev}"
+            )
+        return Event(entry.seq, entry.event, entry.attempt, entry.at, data)
+
+
+@dataclass
+class Chain:
+    """A ledger read whole: its events, the way through them, and the bytes of a torn last line."""
+
+    events: list[Event]
+    walk: Walk
+    tail: bytes
+
+    @property
+    def head(self) -> Head:
+        """Count and hash of the last whole line."""
+        return self.walk.head
+
+    @property
+    def faults(self) -> list[str]:
+        """Every fault found."""
+        return self.walk.faults
 
 
 def encode(seq: int, prev: str | None, name: EventName, attempt: str | None, at: Clock, data: Model) -> bytes:
@@ -52,53 +126,33 @@ def encode(seq: int, prev: str | None, name: EventName, attempt: str | None, at:
 
 
 def read(data: bytes, where: str) -> Chain:
-    """Read a ledger; a last line without newline is its torn tail, every other damage a fault."""
-    chain = Chain()
-    chain.tail = data[data.rfind(b"\n") + 1 :]
-    for number, line in enumerate(whole_lines(data)):
-        place = f"{where}:{number + 1}"
-        if len(chain.faults) >= FAULTS_MAX:
-            chain.faults.append(f"{place}: not read on after {FAULTS_MAX} faults")
-            break
-        try:
-            entry = _entry(line, place)
-            parsed = DATA[entry.event].model_validate_json(json.dumps(entry.data))
-            if parsed.to_json() != entry.data:
-                raise MalformedError(f"{place}: expected every field of {entry.event} written out")
-        except MalformedError as error:
-            chain.faults.append(error.message)
-            chain.hashes.append(digest_of(line))
-            continue
-        except ValidationError as error:
-            chain.faults.append(f"{place}: {first_error(error)}")
-            chain.hashes.append(digest_of(line))
-            continue
-        previous = chain.hashes[-1] if chain.hashes else None
-        if entry.seq != number or entry.prev != previous:
-            chain.faults.append(
-                f"{place}: expected event {number} after {previous}, found event {entry.seq} after {entry.prev}"
-            )
-        chain.hashes.append(digest_of(line))
-        chain.events.append(Event(entry.seq, entry.event, entry.attempt, entry.at, parsed))
-    return chain
+    """Read a ledger whole; a last line without newline is its torn tail, every other damage a fault."""
+    walk = Walk(data, where)
+    return Chain([*walk], walk, data[data.rfind(b"\n") + 1 :])
 
 
-def _entry(line: bytes, place: str) -> EventLine:
-    """Read one line; bytes that the value gives back exactly are canonical, others are judged for the right words."""
+def _entry(line: bytes, place: str) -> tuple[EventLine, Model]:
+    """Read one line and its data; bytes that the value gives back exactly are canonical, others get the right words."""
+    if len(line) > LINE_BYTES_MAX:
+        raise MalformedError(f"{place}: expected at most {LINE_BYTES_MAX} bytes in an event, found more")
+    entry = None
     with suppress(ValueError):
         entry = EventLine.model_validate_json(line) if line.count(b",") <= COMMAS_MAX else None
-        if entry is not None and entry.to_bytes() == line:
-            return entry
-    return EventLine.from_bytes(line, place)
+    if entry is None or entry.to_bytes() != line:
+        entry = EventLine.from_bytes(line, place)
+    data = DATA[entry.event].model_validate_json(json.dumps(entry.data))
+    if data.to_json() != entry.data:
+        raise MalformedError(f"{place}: expected every field of {entry.event} written out")
+    return entry, data
 
 
-def head_faults(chain: Chain, head: Head) -> list[str]:
-    """Compare a chain with the head kept outside: equal, or the head exactly one event behind."""
-    count = len(chain.hashes)
+def head_faults(walk: Walk, head: Head) -> list[str]:
+    """Compare a ledger with the head kept outside: equal, or the head exactly one event behind."""
+    count = walk.lines
     if head.count > count:
         return [f"expected {head.count} events by the head kept outside, found {count}: the ledger's tail is missing"]
     if head.count < count - 1:
         return [f"expected at most one event after the head kept outside ({head.count}), found {count}"]
-    if head.count and chain.hashes[head.count - 1] != head.sha256:
+    if head.count and head.sha256 != (walk.last if head.count == count else walk.before):
         return [f"expected event {head.count - 1} to have the hash of the head kept outside, found another"]
     return []

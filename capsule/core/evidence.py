@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from capsule.core.attempt import Account
-from capsule.core.chain import Chain
+from capsule.core.chain import Walk
 from capsule.core.digest import Digests
+from capsule.core.ledger_pass import LedgerPass
 from capsule.core.lines import Content
 from capsule.core.manifest import FileDigest, ListDigest, Manifest, list_digest
 from capsule.core.plan import Cell
@@ -54,7 +55,7 @@ class Evidence:
     generations: dict[int, dict[str, bytes]] = field(default_factory=dict)
     source_lists: dict[int, dict[str, SourceList]] = field(default_factory=dict)
     cells: dict[int, ListDigest] = field(default_factory=dict)
-    ledger: bytes = b""
+    ledger: Content = b""
     head: bytes = b""
     attempt_files: dict[str, dict[str, FileDigest]] = field(default_factory=dict)
     journals: dict[str, Content] = field(default_factory=dict)
@@ -106,15 +107,24 @@ class Reading:
     against: tuple[str, ...] = ()
     trust: Trust = field(default_factory=Trust)
     manifests: list[Manifest] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
+    cells: Sequence[Cell] = ()
     sources: dict[str | None, SourceList] = field(default_factory=dict)
-    chain: Chain = field(default_factory=Chain)
-    account: Account = field(default_factory=Account)
+    ledger: LedgerPass = field(default_factory=LedgerPass)
     journals: dict[str, Journal] = field(default_factory=dict)
     results: Results | None = None
     signatures: list[SignatureFound] = field(default_factory=list)
     tokens: list[TokenFound] = field(default_factory=list)
     token_faults: list[str] = field(default_factory=list)
+
+    @property
+    def chain(self) -> Walk:
+        """The way through the ledger's lines."""
+        return self.ledger.walk
+
+    @property
+    def account(self) -> Account:
+        """The ledger added up."""
+        return self.ledger.account
 
     @property
     def manifest(self) -> Manifest | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from datetime import datetime
 
-from capsule.core.attempt import Account, Attempt, Reconciled, Reserved, Settled, add_up, apply
-from capsule.core.chain import Head, head_faults, read
+from capsule.core.attempt import Attempt, Reconciled, Reserved, Settled
+from capsule.core.chain import Head, head_faults
 from capsule.core.evidence import NotChecked, Reading
-from capsule.core.manifest import Manifest
-from capsule.core.protocol import Budget, milliseconds, reserved_ms
+from capsule.core.ledger_pass import LedgerPass
+from capsule.core.protocol import Budget, reserved_ms
+
+LEDGER = "2-ledger.jsonl"
 
 Checking = Generator[str, None, str]
 """A check: yields findings, returns words for a pass."""
@@ -17,16 +19,17 @@ Checking = Generator[str, None, str]
 
 def check_ledger_chain(reading: Reading) -> Checking:
     """V-10: the ledger is whole lines, each holding the hash of the line before it."""
-    if "2-ledger.jsonl" not in reading.evidence.members:
+    evidence = reading.evidence
+    if LEDGER not in evidence.members:
         raise NotChecked("the ledger is absent")
-    reading.chain = read(reading.evidence.ledger, "2-ledger.jsonl")
-    yield from reading.chain.faults
-    if reading.chain.tail:
-        yield f"2-ledger.jsonl: {len(reading.chain.tail)} bytes after the last whole line"
-    if not reading.chain.events:
-        yield "2-ledger.jsonl: expected at least the event `opened`, found none"
-    reading.account = add_up(reading.chain.events)
-    return f"{len(reading.chain.events)} events"
+    reading.ledger = LedgerPass(evidence.ledger, LEDGER, reading.manifests, evidence.attempt_files)
+    chain = reading.chain
+    yield from chain.faults
+    if chain.torn:
+        yield f"{LEDGER}: {chain.torn} bytes after the last whole line"
+    if not chain.events:
+        yield f"{LEDGER}: expected at least the event `opened`, found none"
+    return f"{chain.events} events"
 
 
 def check_ledger_head(reading: Reading) -> Checking:
@@ -58,20 +61,16 @@ def check_attempt_states(reading: Reading) -> Checking:
 
 
 def _seen_faults(reading: Reading) -> Iterator[str]:
-    """Derive again what each amendment says had been seen, from the ledger as it was by then."""
-    hashes = reading.chain.hashes
+    """Compare what each amendment says had been seen with the ledger as it was by then."""
     for number, manifest in enumerate(reading.manifests, start=1):
         said = manifest.supersedes
         if said is None:
             continue
         count = said.ledger_events
-        if count > len(hashes) or said.ledger_head != (hashes[count - 1] if count else None):
+        if reading.chain.hashes.get(count, ...) != said.ledger_head:
             yield f"manifest {number}: the ledger never had {count} events with the head that it names"
             continue
-        account = add_up(event for event in reading.chain.events if event.seq < count)
-        ended = [(attempt, attempt.end) for attempt in account.attempts.values() if attempt.end is not None]
-        pilots = sum(attempt.pilot for attempt, _ in ended)
-        seen = (len(ended) - pilots, pilots, sum(end.rows for _, end in ended))
+        seen = reading.ledger.seen[count]
         if seen != (said.attempts_seen, said.pilot_attempts_seen, said.rows_seen):
             yield f"manifest {number}: expected {seen} attempts, pilot attempts and rows seen, found other numbers"
 
@@ -89,7 +88,7 @@ def check_charges(reading: Reading) -> Checking:
         if manifest is not None:
             yield from (f"{attempt.id}: {words}" for words in _reservation_faults(attempt, manifest.protocol.budget))
         yield from (f"{attempt.id}: {words}" for words in _charge_faults(attempt, reserved))
-    yield from _budget_faults(reading, manifests)
+    yield from reading.ledger.over
     debited = sum(attempt.held_ms for attempt in reading.account.attempts.values())
     return f"{debited / 1000:.1f} device-seconds debited, added up again"
 
@@ -131,41 +130,20 @@ def _charge_faults(attempt: Attempt, reserved: Reserved) -> Iterator[str]:
             yield f"expected the upper bound debited and a lower one of at least {lower} ms, found {charge}"
 
 
-def _budget_faults(reading: Reading, manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    """Walk the ledger once more: at every reservation, what was held before and the new one fit the budget."""
-    account = Account()
-    for event in reading.chain.events:
-        if isinstance(event.data, Reserved) and event.data.manifest in manifests:
-            own = event.data
-            budget = manifests[own.manifest].protocol.budget
-            limit = milliseconds(budget.pilot_device_seconds if own.pilot else budget.device_seconds)
-            held = account.held_ms(own.unit, pilot=own.pilot)
-            if held + own.reserved_ms > limit:
-                yield f"{event.attempt}: reserved {own.reserved_ms} ms over {held} ms held, of a budget of {limit} ms"
-            before = [a for a in account.attempts.values() if a.reserved and not a.refused and a.pilot == own.pilot]
-            if len(before) >= budget.attempts_max:
-                yield f"{event.attempt}: reserved after {len(before)} attempts, of at most {budget.attempts_max}"
-        apply(account, event)
-
-
 def check_attempt_files(reading: Reading) -> Checking:
     """V-14: the files of every attempt that started are those whose digests its last event recorded."""
     if not reading.chain.events:
         raise NotChecked("the ledger could not be read")
-    found = dict(reading.evidence.attempt_files)
+    found = reading.evidence.attempt_files
+    account, wrong = reading.account, reading.ledger.wrong_files
     started = 0
-    for attempt in reading.account.attempts.values():
-        files = found.pop(attempt.id, {})
-        if attempt.end is None:
-            yield from (f"3-attempts/{attempt.id}/{name}: of an attempt that never started" for name in sorted(files))
-            continue
-        started += 1
-        if files != attempt.end.files:
-            names = sorted(
-                name
-                for name in files.keys() | attempt.end.files.keys()
-                if files.get(name) != attempt.end.files.get(name)
-            )
-            yield f"3-attempts/{attempt.id}: {', '.join(names)}: not the bytes that the ledger recorded"
-    yield from (f"3-attempts/{name}: no attempt of the ledger" for name in found)
+    for attempt in account.attempts.values():
+        if attempt.end is not None:
+            started += 1
+            if attempt.id in wrong:
+                yield f"3-attempts/{attempt.id}: {wrong[attempt.id]}: not the bytes that the ledger recorded"
+        elif attempt.id in found:
+            files = sorted(found[attempt.id])
+            yield from (f"3-attempts/{attempt.id}/{name}: of an attempt that never started" for name in files)
+    yield from (f"3-attempts/{name}: no attempt of the ledger" for name in found if name not in account.attempts)
     return f"{started} attempts"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Literal
 
-from capsule.core.attempt import Event, ManifestAdopted, Reserved
+from capsule.core.attempt import Event
 from capsule.core.evidence import Reading
 from capsule.core.manifest import Manifest
 from capsule.core.schema import Model
@@ -68,12 +68,8 @@ def _claim(
 
 def _of_manifest(reading: Reading, number: int, manifest: Manifest, sound: bool) -> Iterator[Claim]:
     identity = manifest.identity
-    events = reading.chain.events
     token = next((item for item in reading.tokens if item.manifest == number and item.answer != "broken"), None)
-    adopted = next((e for e in events if isinstance(e.data, ManifestAdopted) and e.data.manifest == identity), None)
-    first = next(
-        (e for e in events if isinstance(e.data, Reserved) and e.data.manifest == identity and not e.data.pilot), None
-    )
+    adopted, first = reading.ledger.adopted.get(identity), reading.ledger.begun.get(identity)
     yield from _frozen(reading, number, manifest, token, adopted, sound)
     for found in reading.signatures:
         if found.manifest == number and found.answer != "broken":
@@ -113,8 +109,7 @@ def _frozen(
     seen = manifest.supersedes
     if seen is None or not seen.ledger_events:
         return
-    hashes = reading.chain.hashes
-    named = seen.ledger_events <= len(hashes) and hashes[seen.ledger_events - 1] == seen.ledger_head
+    named = reading.chain.hashes.get(seen.ledger_events, ...) == seen.ledger_head
     words = f"it names the hash of that event; {seen.rows_seen} rows of {seen.attempts_seen} attempts had been seen"
     yield _claim(
         event, number, words, after=f"event {seen.ledger_events - 1}", evidence="ledger chain", proven=sound and named

@@ -177,7 +177,7 @@ class Ledger:
         chain = read(data, str(self.path))
         if chain.faults:
             raise RefusedError(f"the ledger is damaged: {_some(chain.faults)}", hint=_HINT_DAMAGED)
-        faults = head_faults(chain, self._read_head())
+        faults = head_faults(chain.walk, self._read_head())
         if faults:
             raise RefusedError(f"ledger_regressed: {self.path}: {_some(faults)}", hint=_HINT_REGRESSED)
         account = add_up(chain.events)

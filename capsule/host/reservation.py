@@ -140,9 +140,7 @@ def refusal_of(account: Account, asked: Reserved, budget_ms: int, attempts_max: 
             f"expected {asked.reserved_ms / 1000:g} {asked.unit}-seconds left of the {kind}budget for the worst case "
             f"of one attempt, found {max(0, budget_ms - held) / 1000:g} of {budget_ms / 1000:g}"
         )
-    counted = sum(
-        a.reserved is not None and a.refused is None and a.pilot == asked.pilot for a in account.attempts.values()
-    )
+    counted = account.reservations(pilot=asked.pilot)
     if counted >= attempts_max:
         return "attempts_max", f"expected fewer than {attempts_max} {kind}attempts so far, found {counted}"
     return None

@@ -34,15 +34,15 @@ def amend(protocol_file: Path, reason: str, *, progress: Progress | None = None)
     if unchanged.manifest == current.manifest:
         raise FrozenError(f"{protocol_file}: expected a change to amend, found what is frozen already")
     chain, account = Ledger(workspace.ledger, workspace.head).read()
-    ended = [attempt for attempt in account.attempts.values() if attempt.end is not None]
+    attempts, pilots, rows = account.seen
     supersedes = Supersedes(
         manifest=current.manifest.identity,
         reason=reason.strip(),
         ledger_events=chain.head.count,
         ledger_head=chain.head.sha256,
-        attempts_seen=sum(not attempt.pilot for attempt in ended),
-        pilot_attempts_seen=sum(attempt.pilot for attempt in ended),
-        rows_seen=sum(attempt.end.rows for attempt in ended if attempt.end),
+        attempts_seen=attempts,
+        pilot_attempts_seen=pilots,
+        rows_seen=rows,
     )
     made = draft(workspace, supersedes)
     return Frozen(write(workspace, made, current.number + 1), True, made.warnings)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from capsule.core.attempt import Account, add_up
-from capsule.core.chain import read
+from capsule.core.chain import Walk
 from capsule.core.errors import CapsuleError
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
@@ -62,7 +62,7 @@ def judged_stream(stream: BinaryIO) -> Judged:
     with suppress(CapsuleError):
         manifest = Manifest.from_bytes(files.get("manifest.json", b""), "manifest.json")
     with suppress(CapsuleError):
-        account = add_up(read(evidence.ledger, "2-ledger.jsonl").events)
+        account = add_up(Walk(evidence.ledger, "2-ledger.jsonl"))
     results = None
     if manifest is not None and verdict.integrity == "intact":
         results = _derived(evidence, manifest, account, files["cells.jsonl"])

@@ -106,7 +106,7 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
                 else:
                     files[file] = _whole(kept)
             case "2-ledger.jsonl":
-                evidence.ledger = _whole(kept)
+                evidence.ledger = _content(kept)
             case "2-ledger.head.json":
                 evidence.head = _whole(kept)
             case "3-attempts":

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.core.attempt import Clock, Heartbeat, Sealed, Spawned, add_up
-from capsule.core.chain import Chain, Head, encode, head_faults, read
+from capsule.core.chain import Head, Walk, encode, head_faults, read
 from capsule.core.digest import digest_of
 from capsule.core.errors import MalformedError
 
@@ -22,14 +22,14 @@ HEAD = read(LEDGER, "l").head
 def seen(data: bytes, head: Head = HEAD) -> list[str]:
     """Return everything that reading a ledger against its head finds wrong."""
     chain = read(data, "l")
-    return [*chain.faults, *(["torn tail"] if chain.tail else []), *head_faults(chain, head)]
+    return [*chain.faults, *(["torn tail"] if chain.tail else []), *head_faults(chain.walk, head)]
 
 
 def test_an_honest_ledger_has_no_faults() -> None:
     """L-01 L-02: an honest ledger reads back as its events, and its head is that of its last line."""
     chain = read(LEDGER, "l")
     assert not seen(LEDGER)
-    assert len(chain.events) == len(chain.hashes) == HEAD.count == len(LINES)
+    assert len(chain.events) == chain.walk.events == chain.walk.lines == HEAD.count == len(LINES)
     assert HEAD.sha256 == digest_of(LINES[-1][:-1])
     assert [event.seq for event in chain.events] == list(range(len(LINES)))
     assert not add_up(chain.events).faults
@@ -71,7 +71,7 @@ def test_a_cut_ledger_is_seen(size: int) -> None:
 
 def test_the_head_may_be_one_event_behind_and_no_more() -> None:
     """L-02: the head is written second, so one event behind is legal; more, or ahead, or another hash is not."""
-    hashes = read(LEDGER, "l").hashes
+    hashes = [digest_of(line[:-1]) for line in LINES]
     count = len(hashes)
     assert not seen(LEDGER, Head(count=count - 1, sha256=hashes[-2]))
     assert "at most one event after" in seen(LEDGER, Head(count=count - 2, sha256=hashes[-3]))[0]
@@ -123,8 +123,9 @@ def test_lines_that_are_no_events(change: object, words: str) -> None:
 def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
     """L-01: a verifier wants every finding: damage is never an exception, and a line without fault is an event."""
     chain = read(data, "l")
-    assert len(chain.hashes) == data.count(b"\n")
-    assert len(chain.events) + len(chain.faults) >= len(chain.hashes)
+    assert chain.walk.lines == data.count(b"\n")
+    assert chain.walk.torn == len(chain.tail)
+    assert len(chain.events) + len(chain.faults) >= chain.walk.lines
 
 
 def test_an_event_is_encoded_with_its_own_data_only() -> None:
@@ -138,7 +139,7 @@ def test_an_event_is_encoded_with_its_own_data_only() -> None:
 def test_heads_have_one_form() -> None:
     """L-02: the head is canonical JSON of count and hash."""
     assert Head.from_bytes(HEAD.to_bytes(), "h") == HEAD
-    assert Chain().head == Head(count=0, sha256=None)
+    assert Walk().head == Head(count=0, sha256=None)
     for data in (b"", b"{}", b'{"count":-1,"sha256":null}', b'{"count":1, "sha256":null}'):
         with pytest.raises(MalformedError):
             Head.from_bytes(data, "h")
