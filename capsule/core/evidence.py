@@ -57,7 +57,7 @@ class Evidence:
     cells: dict[int, ListDigest] = field(default_factory=dict)
     ledger: Content = b""
     head: bytes = b""
-    attempt_files: dict[str, dict[str, FileDigest]] = field(default_factory=dict)
+    attempt_files: Mapping[str, Mapping[str, FileDigest]] = field(default_factory=dict)
     journals: dict[str, Content] = field(default_factory=dict)
     provenance: dict[str, Content] = field(default_factory=dict)
     telemetry: dict[str, Content] = field(default_factory=dict)

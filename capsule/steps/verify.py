@@ -17,12 +17,13 @@ from capsule.archive.layout import is_allowed
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
 from capsule.archive.tables import read_table, scan_table
+from capsule.core.attempt_files import AttemptFiles
 from capsule.core.digest import PREFIX, Digests, is_digest
 from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
 from capsule.core.evidence import CELLS, DOCUMENT_BYTES_MAX, DOCUMENTS_BYTES_MAX, KEPT_BYTES_MAX, Evidence
 from capsule.core.judge import judge
 from capsule.core.lines import count_lines, pieces
-from capsule.core.manifest import FileDigest, Manifest
+from capsule.core.manifest import Manifest
 from capsule.core.signing import Trust
 from capsule.core.source_list import ListCount, SourceList
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns
@@ -83,7 +84,8 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
 
     Without them memory grows by some hundred bytes for each source.
     """
-    evidence = Evidence(sources=Digests(), frozen=Digests())
+    attempt_files = AttemptFiles()
+    evidence = Evidence(sources=Digests(), frozen=Digests(), attempt_files=attempt_files)
     tables: dict[str, bytes | Kept] = {}
     for name, size, digest, kept in _members(stream, evidence, whole_lists):
         if name.startswith(COUNTED):
@@ -111,7 +113,7 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
                 evidence.head = _whole(kept)
             case "3-attempts":
                 attempt, _, file = rest.partition("/")
-                evidence.attempt_files.setdefault(attempt, {})[file] = FileDigest(size=size, sha256=digest)
+                attempt_files.add(attempt, file, size, digest)
                 if file in OF_ATTEMPTS:
                     getattr(evidence, OF_ATTEMPTS[file])[attempt] = _content(kept)
             case "4-records":
