@@ -25,7 +25,7 @@ from capsule.core.ledger_checks import (
 from capsule.core.lines import whole
 from capsule.core.manifest import FileDigest, ListDigest, Manifest, cell_lines, list_digest
 from capsule.core.plan import complaints, enumerate_cells
-from capsule.core.progress import final_rows, outcome_of, processes
+from capsule.core.progress import final_rows, outcome_of, reserved_processes
 from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive
 from capsule.core.schema import key_path
@@ -226,15 +226,16 @@ def check_imports(reading: Reading) -> Checking:
     """V-16: every module that a completed attempt imported came from the sources of its arms or a distribution."""
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
-    plan = {process.ordinal: process for process in processes(reading.cells)}
+    plan = reserved_processes(reading.cells, reading.account)
+    arms_of = {ordinal: sorted({cell.arm for cell in process.cells}) for ordinal, process in plan.items()}
     modules = 0
     for attempt in reading.account.attempts.values():
         own = attempt.reserved is not None and attempt.reserved.manifest == reading.manifest.identity
         if not own or attempt.pilot or attempt.end is None or attempt.end.outcome not in COMPLETED:
             continue
         data = reading.evidence.provenance.get(attempt.id)
-        process = plan.get(attempt.reserved.process) if attempt.reserved else None
-        arms = [reading.manifest.protocol.arm(name) for name in {cell.arm for cell in process.cells}] if process else []
+        names = arms_of.get(attempt.reserved.process, []) if attempt.reserved else []
+        arms = [reading.manifest.protocol.arm(name) for name in names]
         if data is None:
             if any(arm.trial for arm in arms):
                 yield f"{attempt.id}: expected a record of what its trial imported, found none"
@@ -268,7 +269,7 @@ def check_records(reading: Reading) -> Checking:
     manifest = reading.manifest
     if manifest is None or not reading.cells or not reading.chain.events:
         raise NotChecked("the plan or the ledger could not be read")
-    plan = {process.ordinal: process for process in processes(reading.cells)}
+    plan = reserved_processes(reading.cells, reading.account)
     for name, attempt in reading.account.attempts.items():
         if attempt.reserved is None or attempt.refused or attempt.reserved.manifest != manifest.identity:
             continue
@@ -277,7 +278,7 @@ def check_records(reading: Reading) -> Checking:
         if process is None:
             yield f"{name}: process {attempt.reserved.process} is not planned"
             continue
-        journal = read_journal(data, manifest.protocol.observations, [cell.cell for cell in process.cells])
+        journal = read_journal(data, manifest.protocol.observations, process.names)
         reading.journals[name] = journal
         if attempt.end is None:
             continue

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import eq
@@ -85,12 +86,51 @@ class Plan(Sequence[Cell]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def run(self) -> Plan:
+    @property
+    def names(self) -> Names:
+        """The names of the cells."""
+        return Names(self._numbers)
+
+    def running(self) -> Plan:
         """Return the cells that are not excluded."""
         if not self._drawn.excludes:
             return self
         kept = (number for number in self._numbers if self._drawn.cell(number).excluded is None)
         return Plan(self._drawn, array("I", kept))
+
+
+class Names(Collection[str]):
+    """The names of planned cells, none of which is kept."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(_name, self._numbers)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str) or len(name) != len(_name(0)) or not name[1:].isdecimal():
+            return False
+        number = int(name[1:])
+        at = bisect_left(self._numbers, number)
+        return at < len(self._numbers) and self._numbers[at] == number and name == _name(number)
+
+
+def running(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Return the cells that are not excluded."""
+    return cells.running() if isinstance(cells, Plan) else tuple(cell for cell in cells if cell.excluded is None)
+
+
+def cell_named(cells: Sequence[Cell], name: str) -> Cell:
+    """Return the cell of that name from a whole plan, in which it stands at the place that its name tells."""
+    return cells[int(name[1:])]
+
+
+def _name(number: int) -> str:
+    return f"c{number:06d}"
 
 
 class _Drawn:
@@ -126,7 +166,7 @@ class _Drawn:
         workload = self._workload_at[place]
         seed, start = divmod(place // len(self._workloads), self._starts)
         return Cell(
-            f"c{number:06d}",
+            _name(number),
             self._arms[arm],
             self._workloads[workload],
             self._seeds[seed],

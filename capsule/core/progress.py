@@ -7,20 +7,21 @@ fails every cell it was to observe. Nothing is dropped: every planned cell has e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import Literal
 
 from capsule.core.attempt import COMPLETED, INTERRUPTED, Account, Attempt
 from capsule.core.manifest import Manifest
-from capsule.core.plan import Cell
+from capsule.core.plan import Cell, Plan, running
 from capsule.core.record import Journal, Scalar
 
 Status = Literal["ok", "failed", "not_run"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """The final row of a planned cell: its status, the reason when it is not ok, and the values observed."""
 
@@ -31,18 +32,37 @@ class Row:
     values: Mapping[str, Scalar | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Process:
     """One launch of the plan: its ordinal and the cells that it runs, excluded ones left out."""
 
     ordinal: int
-    cells: tuple[Cell, ...]
+    cells: Sequence[Cell]
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of its cells."""
+        return self.cells.names if isinstance(self.cells, Plan) else [cell.cell for cell in self.cells]
 
 
 def processes(cells: Sequence[Cell]) -> list[Process]:
     """Group the plan's cells into its launches."""
-    grouped = groupby(cells, key=lambda cell: cell.process)
-    return [Process(ordinal, tuple(cell for cell in group if cell.excluded is None)) for ordinal, group in grouped]
+    return list(_launches(cells))
+
+
+def reserved_processes(cells: Sequence[Cell], account: Account) -> dict[int, Process]:
+    """Return the launches that attempts were reserved for, by ordinal; a plan has up to a launch for each cell."""
+    wanted = {attempt.reserved.process for attempt in account.attempts.values() if attempt.reserved}
+    return {process.ordinal: process for process in _launches(cells, wanted)}
+
+
+def _launches(cells: Sequence[Cell], wanted: Container[int] | None = None) -> Iterator[Process]:
+    start = 0
+    for ordinal, group in groupby(cells, key=attrgetter("process")):
+        stop = start + sum(1 for _ in group)
+        if wanted is None or ordinal in wanted:
+            yield Process(ordinal, running(cells[start:stop]))
+        start = stop
 
 
 def tries(account: Account, manifest: str, ordinal: int) -> list[Attempt]:
@@ -79,15 +99,15 @@ def remaining(manifest: Manifest, cells: Sequence[Cell], account: Account) -> li
     found = tries_by_process(account, manifest.identity)
     return [
         process
-        for process in processes(cells)
+        for process in _launches(cells)
         if process.cells and deciding_attempt(manifest, found.get(process.ordinal, [])) is None
     ]
 
 
 def final_rows(
-    manifest: Manifest, cells: Sequence[Cell], account: Account, journals: Mapping[str, Journal]
-) -> list[Row]:
-    """Return the final row of every planned cell, in the order of the plan.
+    manifest: Manifest, cells: Iterable[Cell], account: Account, journals: Mapping[str, Journal]
+) -> Iterator[Row]:
+    """Yield the final row of every planned cell, in the order of the plan.
 
     `journals` holds a journal for each attempt that was started under this manifest.
     """
@@ -95,21 +115,19 @@ def final_rows(
     empty: dict[str, Scalar | None] = {column.name: None for column in manifest.protocol.observations}
     found = tries_by_process(account, identity)
     pending = _pending_reason(account, identity)
-    rows: list[Row] = []
-    for ordinal, group in groupby(cells, key=lambda cell: cell.process):
+    for ordinal, group in groupby(cells, key=attrgetter("process")):
         attempts = found.get(ordinal, [])
         attempt = deciding_attempt(manifest, attempts)
+        last = attempts[-1].end if attempts else None
+        void = last is not None and last.outcome in INTERRUPTED
+        reason = "interrupted" if void and pending == "pending" else pending
         for cell in group:
             if cell.excluded is not None:
-                rows.append(Row(cell, "not_run", f"excluded: {cell.excluded}", None, empty))
+                yield Row(cell, "not_run", f"excluded: {cell.excluded}", None, empty)
             elif attempt is None:
-                last = attempts[-1].end if attempts else None
-                void = last is not None and last.outcome in INTERRUPTED
-                reason = "interrupted" if void and pending == "pending" else pending
-                rows.append(Row(cell, "not_run", reason, None, empty))
+                yield Row(cell, "not_run", reason, None, empty)
             else:
-                rows.append(_decided(cell, attempt, journals.get(attempt.id), empty))
-    return rows
+                yield _decided(cell, attempt, journals.get(attempt.id), empty)
 
 
 def _decided(cell: Cell, attempt: Attempt, journal: Journal | None, empty: dict[str, Scalar | None]) -> Row:
@@ -139,9 +157,9 @@ def outcome_of(process: Process, journal: Journal) -> tuple[str, str]:
             "bad_records",
             f"{journal.fault_count} faulty line{'s' if journal.fault_count > 1 else ''}; {journal.faults[0]}",
         )
-    missing = [cell.cell for cell in process.cells if cell.cell not in journal.rows]
+    missing = len(process.cells) - len(journal.rows)
     if journal.torn or not journal.ended or missing:
-        words = f"rows missing for {len(missing)} of {len(process.cells)} cells" if missing else "no end record"
+        words = f"rows missing for {missing} of {len(process.cells)} cells" if missing else "no end record"
         return "incomplete", words
     errors = [row for row in journal.rows.values() if row.error is not None]
     if errors:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from capsule.core.canonical import INTEGER_LIMIT, Refusal, finite_float, refuse_depth
 from capsule.core.errors import MalformedError
 from capsule.core.lines import LINE_BYTES_MAX, Blocks, Content
+from capsule.core.plan import Names
 from capsule.core.protocol import Observation
 
 Scalar = bool | int | float | str
@@ -65,14 +66,14 @@ class Journal:
             self.faults.append(words)
 
 
-def read_journal(content: Content, columns: Sequence[Observation], cells: Sequence[str]) -> Journal:
+def read_journal(content: Content, columns: Sequence[Observation], cells: Collection[str]) -> Journal:
     """Read a journal against the frozen columns and the cells planned for its process.
 
     A last line without newline is torn: it is counted and not read. Faulty lines are named and never become rows; of
     two rows for one cell neither counts.
     """
     journal = Journal()
-    planned = set(cells)
+    planned = cells if isinstance(cells, Names) else set(cells)
     twice: set[str] = set()
     blocks = Blocks(content)
     for number, line in _filled_lines(blocks):
@@ -85,7 +86,7 @@ def read_journal(content: Content, columns: Sequence[Observation], cells: Sequen
             if item.get("end") is True and "cell" not in item:
                 journal.ended = True
                 continue
-            row = _row(item, columns, cells, planned)
+            row = _row(item, columns, planned)
         except Refusal as refusal:
             journal.fault(f"line {number}: {refusal}")
             continue
@@ -154,10 +155,10 @@ def _integer(text: str) -> int | float:
     return -0.0 if text == "-0" else int(text)
 
 
-def _row(item: dict[str, Any], columns: Sequence[Observation], cells: Sequence[str], planned: set[str]) -> RawRow:
+def _row(item: dict[str, Any], columns: Sequence[Observation], planned: Collection[str]) -> RawRow:
     cell = item.pop("cell", None)
-    if cell is None and len(cells) == 1:
-        cell = cells[0]
+    if cell is None and len(planned) == 1:
+        (cell,) = planned
     if not isinstance(cell, str) or cell not in planned:
         raise Refusal(f"expected a cell planned for this process, found {str(cell)[:40]!r}")
     if "error" in item:

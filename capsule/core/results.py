@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from capsule.core.attempt import Account
-from capsule.core.decision import Decision, combine, decide_gates, decide_interval, passes
+from capsule.core.decision import Decision, combine, decide_gates, decide_interval
 from capsule.core.digest import Digest
-from capsule.core.estimate import interval, mean, start_value
+from capsule.core.estimate import interval, mean
 from capsule.core.manifest import Manifest
-from capsule.core.plan import crossed, selected
-from capsule.core.progress import Row, counts
+from capsule.core.plan import selected
+from capsule.core.progress import Row
 from capsule.core.protocol import Estimate, Gate, Hypothesis, Protocol, milliseconds
-from capsule.core.record import number
-from capsule.core.schema import Model, Natural
+from capsule.core.schema import STRICT, Model, Natural
+from capsule.core.tally import GateCount, StartValue, Tally, judge, text
 
-CELLS_NAMED_MAX = 20
 RELATIVE_TOLERANCE = 1e-12
 ENDS = frozenset({"mean", "low", "high"})
 NUMBERS = ENDS | {"value", "minimum", "maximum", "level"}
@@ -53,17 +52,11 @@ class GateResult(Model):
     failed_cells: tuple[str, ...]
 
 
-class StartValue(Model):
-    """The one number of a process start, or why there is none."""
-
-    seed: Natural
-    start: Natural
-    value: str | None
-    reason: str | None
-
-
-class EstimateResult(Model):
+@dataclass(frozen=True, slots=True)
+class EstimateResult:
     """An estimate on one workload: the starts, the mean and the interval, or why it was withheld."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     estimate: str
     workload: str
@@ -75,8 +68,11 @@ class EstimateResult(Model):
     withheld: str | None
 
 
-class Component(Model):
+@dataclass(frozen=True, slots=True)
+class Component:
     """A hypothesis decided on one workload."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     workload: str
     decision: Decision
@@ -117,26 +113,27 @@ class Results(Model):
     outcome: Decision
 
 
-def derive(manifest: Manifest, rows: Sequence[Row], account: Account) -> Results:
-    """Derive all results of a manifest from the final rows of its cells and its chain's ledger."""
+def derive(manifest: Manifest, rows: Iterable[Row], account: Account) -> Results:
+    """Derive all results of a manifest from the final rows of its cells, in the order of the plan, and its ledger."""
     protocol = manifest.protocol
-    gates = [_gate_result(gate, rows) for gate in protocol.gates]
-    dropped = _excluded_cells(protocol.gates, rows)
-    groups = _by_workload(protocol, rows)
-    estimates = [
-        _estimate_result(protocol, estimate, workload, group, dropped)
-        for estimate in protocol.estimates
-        for workload, group in groups.items()
+    tally = Tally(protocol)
+    tally.add_up(rows)
+    estimates = {
+        estimate.name: _estimate_results(protocol, estimate, tally, starts)
+        for estimate, starts in zip(protocol.estimates, tally.starts, strict=True)
+    }
+    places = {name: place for place, name in enumerate(tally.workloads)}
+    hypotheses = [
+        _hypothesis_result(protocol, hypothesis, estimates, tally, places) for hypothesis in protocol.hypotheses
     ]
-    hypotheses = [_hypothesis_result(protocol, hypothesis, estimates, groups) for hypothesis in protocol.hypotheses]
     return Results(
         schema_="capsule.results/1",
         manifest=manifest.identity,
-        cells=counts(rows),
-        reasons=_reasons(rows),
-        summaries=tuple(_summaries(protocol, groups)),
-        gates=tuple(gates),
-        estimates=tuple(estimates),
+        cells=tally.statuses,
+        reasons=tally.reasons,
+        summaries=tuple(_summaries(protocol, tally)),
+        gates=tuple(_gate_result(name, count) for name, count in tally.gates.items()),
+        estimates=tuple(result for results in estimates.values() for result in results),
         hypotheses=tuple(hypotheses),
         charges=tuple(_charges(protocol, account)),
         outcome=combine(result.decision for result in hypotheses),
@@ -146,12 +143,7 @@ def derive(manifest: Manifest, rows: Sequence[Row], account: Account) -> Results
 def failing_stop_gate(manifest: Manifest, rows: Iterable[Row]) -> tuple[Gate, Row] | None:
     """Return the first row that fails a gate whose failure stops the experiment."""
     stops = [gate for gate in manifest.protocol.gates if gate.on_failure == "stop"]
-    return next(((gate, row) for row in rows for gate in stops if _judge(gate, row) is False), None)
-
-
-def text(value: float | int) -> str:
-    """Write a number with the shortest digits that give it back."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else repr(float(value))
+    return next(((gate, row) for row in rows for gate in stops if judge(gate, row) is False), None)
 
 
 def agree(packed: Any, derived: Any, at: str = "results", scale: float = 0.0) -> Iterator[str]:
@@ -201,59 +193,34 @@ def _close(packed: Any, derived: Any, key: str, scale: float) -> bool:
     return key in NUMBERS and spelled and math.isclose(before, after, rel_tol=RELATIVE_TOLERANCE, abs_tol=absolute)
 
 
-def _judge(gate: Gate, row: Row) -> bool | None:
-    """Whether a row passes a gate; None where it has no value to judge."""
-    value = row.values.get(gate.observation)
-    if row.status != "ok" or value is None:
-        return None
-    return passes(gate, number(value))
+def _gate_result(name: str, count: GateCount) -> GateResult:
+    return GateResult(
+        gate=name, passed=count.passed, failed=count.failed, missing=count.missing, failed_cells=tuple(count.named)
+    )
 
 
-def _gate_result(gate: Gate, rows: Iterable[Row]) -> GateResult:
-    passed, failed, missing = 0, [], 0
-    for row in rows:
-        if row.cell.excluded is not None:
-            continue
-        judged = _judge(gate, row)
-        if judged is None:
-            missing += 1
-        elif judged:
-            passed += 1
-        else:
-            failed.append(row.cell.cell)
-    named = tuple(failed[:CELLS_NAMED_MAX])
-    return GateResult(gate=gate.name, passed=passed, failed=len(failed), missing=missing, failed_cells=named)
-
-
-def _excluded_cells(gates: Iterable[Gate], rows: Iterable[Row]) -> set[str]:
-    excluding = [gate for gate in gates if gate.on_failure == "exclude"]
-    return {row.cell.cell for row in rows for gate in excluding if _judge(gate, row) is False}
-
-
-def _by_workload(protocol: Protocol, rows: Iterable[Row]) -> dict[str, list[Row]]:
-    grouped: dict[str, list[Row]] = {workload.name: [] for workload in crossed(protocol)}
-    for row in rows:
-        grouped[row.cell.workload].append(row)
-    return grouped
-
-
-def _level(protocol: Protocol, estimate: Estimate) -> float:
+def _level(protocol: Protocol, estimate: Estimate, comparisons: int) -> float:
     confidence = float(estimate.confidence)
     if protocol.analysis.multiplicity == "none":
         return confidence
-    comparisons = sum(len(selected(protocol, item)) for item in protocol.hypotheses if item.estimate)
     return 1 - (1 - confidence) / max(comparisons, 1)
 
 
-def _estimate_result(
-    protocol: Protocol, estimate: Estimate, workload: str, rows: Iterable[Row], dropped: set[str]
-) -> EstimateResult:
-    level = _level(protocol, estimate)
-    ordered = sorted(rows, key=lambda row: (protocol.design.seeds.index(row.cell.seed), row.cell.start))
-    starts = [
-        _start(estimate, seed, start, list(group), dropped)
-        for (seed, start), group in groupby(ordered, key=lambda row: (row.cell.seed, row.cell.start))
+def _estimate_results(
+    protocol: Protocol, estimate: Estimate, tally: Tally, starts: Sequence[Sequence[StartValue]]
+) -> list[EstimateResult]:
+    """Return an estimate's results on all workloads, whose starts `starts` holds."""
+    comparisons = sum(len(selected(protocol, item)) for item in protocol.hypotheses if item.estimate)
+    level = _level(protocol, estimate, comparisons)
+    return [
+        _estimate_result(protocol, estimate, workload, level, tuple(own))
+        for workload, own in zip(tally.workloads, starts, strict=True)
     ]
+
+
+def _estimate_result(
+    protocol: Protocol, estimate: Estimate, workload: str, level: float, starts: tuple[StartValue, ...]
+) -> EstimateResult:
     values = [float(item.value) for item in starts if item.value is not None]
     missing = len(starts) - len(values)
     withheld = None
@@ -268,7 +235,7 @@ def _estimate_result(
         estimate=estimate.name,
         workload=workload,
         level=text(level),
-        starts=tuple(starts),
+        starts=starts,
         mean=text(found.mean) if found else None,
         low=text(found.low) if found else None,
         high=text(found.high) if found else None,
@@ -276,37 +243,23 @@ def _estimate_result(
     )
 
 
-def _start(estimate: Estimate, seed: int, start: int, rows: list[Row], dropped: set[str]) -> StartValue:
-    """Reduce one start to its number; a planned cell without a usable value leaves the start without one."""
-    sides: dict[str, list[float]] = {estimate.numerator: []}
-    if estimate.denominator is not None:
-        sides[estimate.denominator] = []
-    for row in rows:
-        if row.cell.arm not in sides or row.cell.excluded is not None:
-            continue
-        value = row.values.get(estimate.observation)
-        if row.status != "ok" or value is None or row.cell.cell in dropped:
-            why = "excluded by a gate" if row.cell.cell in dropped else (row.reason or "no value")
-            return StartValue(seed=seed, start=start, value=None, reason=f"{row.cell.cell}: {why}")
-        sides[row.cell.arm].append(float(number(value)))
-    found = start_value(estimate.rule, sides[estimate.numerator], sides.get(estimate.denominator or "", []))
-    reason = None if found is not None else "values for which the rule is not defined"
-    return StartValue(seed=seed, start=start, value=None if found is None else text(found), reason=reason)
-
-
 def _hypothesis_result(
-    protocol: Protocol, hypothesis: Hypothesis, estimates: Iterable[EstimateResult], groups: Mapping[str, list[Row]]
+    protocol: Protocol,
+    hypothesis: Hypothesis,
+    estimates: Mapping[str, Sequence[EstimateResult]],
+    tally: Tally,
+    places: Mapping[str, int],
 ) -> HypothesisResult:
     components = []
+    counted = [tally.gates_on[name] for name in dict.fromkeys(hypothesis.gates)]
     for workload in selected(protocol, hypothesis):
+        place = places[workload]
         if hypothesis.rule == "gates_pass":
-            results = [_gate_result(gate, groups[workload]) for gate in protocol.gates if gate.name in hypothesis.gates]
-            passed = sum(item.passed for item in results)
-            failed, missing = sum(item.failed for item in results), sum(item.missing for item in results)
+            passed, failed, missing = (sum(counts[3 * place + which] for counts in counted) for which in range(3))
             decision: Decision = decide_gates(passed, failed, missing)
             reason = f"{failed} failed, {missing} missing, {passed} passed"
         else:
-            result = next(r for r in estimates if (r.estimate, r.workload) == (hypothesis.estimate, workload))
+            result = estimates[hypothesis.estimate or ""][place]
             if result.low is None or result.high is None:
                 decision, reason = "inconclusive", f"withheld: {result.withheld}"
             else:
@@ -321,32 +274,18 @@ def _hypothesis_result(
     )
 
 
-def _summaries(protocol: Protocol, groups: Mapping[str, list[Row]]) -> Iterator[Summary]:
+def _summaries(protocol: Protocol, tally: Tally) -> Iterator[Summary]:
     """Summarise every numeric column; where a value is a NaN, so are minimum and maximum."""
-    for workload, group in groups.items():
-        for arm in protocol.arms:
-            for column in protocol.observations:
-                if column.type == "text":
-                    continue
-                found = [row.values[column.name] for row in group if row.cell.arm == arm.name and row.status == "ok"]
-                values = [float(number(value)) for value in found if value is not None]
-                if not values:
-                    continue
-                middle = mean(values) if all(map(math.isfinite, values)) else math.nan
-                ends = (math.nan, math.nan) if any(map(math.isnan, values)) else (min(values), max(values))
-                yield Summary(
-                    workload=workload, arm=arm.name, observation=column.name, count=len(values),
-                    mean=text(middle), minimum=text(ends[0]), maximum=text(ends[1]),
-                )  # fmt: skip
-
-
-def _reasons(rows: Iterable[Row]) -> dict[str, int]:
-    result: dict[str, int] = {}
-    for row in rows:
-        if row.status != "ok":
-            key = f"{row.status}: {row.reason}"
-            result[key] = result.get(key, 0) + 1
-    return result
+    arms = {arm.name: number for number, arm in enumerate(protocol.arms)}
+    columns = {column.name: number for number, column in enumerate(protocol.observations)}
+    for place, arm, column in sorted(tally.values, key=lambda key: (key[0], arms[key[1]], columns[key[2]])):
+        values = tally.values[place, arm, column]
+        middle = mean(values) if all(map(math.isfinite, values)) else math.nan
+        ends = (math.nan, math.nan) if any(map(math.isnan, values)) else (min(values), max(values))
+        yield Summary(
+            workload=tally.workloads[place], arm=arm, observation=column, count=len(values),
+            mean=text(middle), minimum=text(ends[0]), maximum=text(ends[1]),
+        )  # fmt: skip
 
 
 def _charges(protocol: Protocol, account: Account) -> Iterator[ChargeResult]:

@@ -14,7 +14,7 @@ from capsule.core.attempt import Account
 from capsule.core.canonical import canonical
 from capsule.core.lines import Content
 from capsule.core.manifest import Manifest
-from capsule.core.plan import Cell
+from capsule.core.plan import Cell, cell_named
 from capsule.core.progress import final_rows
 from capsule.core.protocol import Observation
 from capsule.core.record import Journal
@@ -76,23 +76,22 @@ def table_rows(
     manifest: Manifest, cells: Sequence[Cell], account: Account, journals: Mapping[str, Journal]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows: final ones in the order of the plan, then the others in the order of their attempts."""
-    by_name = {cell.cell: cell for cell in cells}
-    final = final_rows(manifest, cells, account, journals)
-    for row in final:
+    decided = set()
+    """Attempts that completed and decided their process, so all their rows are final."""
+    for row in final_rows(manifest, cells, account, journals):
+        if row.status == "ok" or row.reason == "trial_error":
+            decided.add(row.attempt)
         yield _row(row.cell, row.status, row.reason, row.attempt, True, False, row.values)
-    decided = {(row.attempt, row.cell.cell) for row in final if row.status == "ok" or row.reason == "trial_error"}
     identity = manifest.identity
     for name, attempt in account.attempts.items():
         journal = journals.get(name)
-        if journal is None or attempt.reserved is None or attempt.reserved.manifest != identity:
+        if journal is None or name in decided or attempt.reserved is None or attempt.reserved.manifest != identity:
             continue
         outcome = attempt.end.outcome if attempt.end else "open"
         for raw in journal.rows.values():
-            if (name, raw.cell) in decided:
-                continue
             status, reason = ("failed", "trial_error") if raw.error is not None else ("ok", None)
             words = "pilot" if attempt.pilot else f"void: {outcome}"
-            yield _row(by_name[raw.cell], status, reason or words, name, False, attempt.pilot, raw.values)
+            yield _row(cell_named(cells, raw.cell), status, reason or words, name, False, attempt.pilot, raw.values)
 
 
 def _row(

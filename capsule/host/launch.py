@@ -171,7 +171,7 @@ def compose(
         argv=argv,
         directory=str(root),
         environment=environment,
-        cells=process.cells,
+        cells=tuple(process.cells),
         observations=protocol.observations,
         snapshot=snapshot,
         trees=tuple(trees),

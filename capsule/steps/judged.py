@@ -16,7 +16,7 @@ from capsule.core.errors import CapsuleError
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.manifest import Manifest, read_cells
-from capsule.core.progress import final_rows, processes
+from capsule.core.progress import final_rows, reserved_processes
 from capsule.core.record import read_journal
 from capsule.core.results import Results, derive
 from capsule.core.verdict import Verdict
@@ -72,10 +72,10 @@ def judged_stream(stream: BinaryIO) -> Judged:
 def _derived(evidence: Evidence, manifest: Manifest, account: Account, listed: bytes) -> Results:
     """Derive the results of an intact capsule from its journals and its ledger."""
     cells = read_cells(listed, "cells.jsonl")
-    plan = {process.ordinal: [cell.cell for cell in process.cells] for process in processes(cells)}
+    plan = reserved_processes(cells, account)
     journals = {
         name: read_journal(
-            evidence.journals.get(name, b""), manifest.protocol.observations, plan[attempt.reserved.process]
+            evidence.journals.get(name, b""), manifest.protocol.observations, plan[attempt.reserved.process].names
         )
         for name, attempt in account.attempts.items()
         if attempt.reserved and not attempt.refused and attempt.reserved.manifest == manifest.identity

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from capsule.core.attempt import Account, Attempt
 from capsule.core.manifest import Manifest
 from capsule.core.plan import Cell
-from capsule.core.progress import processes, remaining
+from capsule.core.progress import remaining, reserved_processes
 from capsule.core.protocol import reserved_ms
 
 
@@ -52,7 +52,7 @@ def rest_of(manifest: Manifest, cells: Sequence[Cell], account: Account) -> Rest
 
 def pace_ms(manifest: Manifest, cells: Sequence[Cell], account: Account) -> float | None:
     """Return the device-milliseconds that one planned cell has cost in attempts that ran to their end."""
-    sizes = {process.ordinal: len(process.cells) for process in processes(cells)}
+    sizes = {ordinal: len(process.cells) for ordinal, process in reserved_processes(cells, account).items()}
     cost = count = 0
     for attempt in _own(account, manifest.identity):
         if attempt.end is not None and attempt.end.outcome in ("completed", "trial_error") and attempt.reserved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from capsule.core.attempt import Account
@@ -10,7 +11,7 @@ from capsule.core.digest import digest_of
 from capsule.core.errors import BrokenError
 from capsule.core.manifest import FileDigest
 from capsule.core.plan import Cell
-from capsule.core.progress import processes
+from capsule.core.progress import reserved_processes
 from capsule.core.record import Journal, read_journal
 from capsule.host.durable import read_regular
 from capsule.host.ledger import Ledger
@@ -22,7 +23,7 @@ class Standing:
     """Everything that deriving status, progress and results needs, read at one moment."""
 
     generations: list[Generation]
-    cells: list[Cell]
+    cells: Sequence[Cell]
     ledger: bytes
     head: Head
     chain: Chain
@@ -52,14 +53,14 @@ def standing(workspace: Workspace, generation: Generation | None = None) -> Stan
 
 
 def read_journals(
-    workspace: Workspace, generation: Generation, cells: list[Cell], account: Account
+    workspace: Workspace, generation: Generation, cells: Sequence[Cell], account: Account
 ) -> dict[str, Journal]:
     """Read the journal of every attempt that started under this manifest.
 
     Raises:
         BrokenError: a journal is not the one that the ledger recorded.
     """
-    plan = {process.ordinal: process for process in processes(cells)}
+    plan = reserved_processes(cells, account)
     identity = generation.manifest.identity
     journals: dict[str, Journal] = {}
     for attempt in account.attempts.values():
@@ -73,6 +74,6 @@ def read_journals(
                 f"{path}: expected the journal with {recorded.sha256} that the ledger recorded, found another",
                 hint="an attempt's files are evidence and never edited; restore the journal from a copy",
             )
-        planned = [cell.cell for cell in plan[attempt.reserved.process].cells]
+        planned = plan[attempt.reserved.process].names
         journals[attempt.id] = read_journal(data, generation.manifest.protocol.observations, planned)
     return journals

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt
-from capsule.core.progress import counts, final_rows, processes
+from capsule.core.progress import counts, final_rows
 from capsule.core.protocol import Budget, milliseconds, reserved_ms
 from capsule.host.clock import read_clock
 from capsule.host.lease import is_held, lease_directory
@@ -112,7 +112,7 @@ def status(
         manifest=manifest.identity,
         generation=now.generation.number,
         cells=counts(final_rows(manifest, now.cells, account, now.journals)),
-        processes=len(processes(now.cells)),
+        processes=len({cell.process for cell in now.cells}),
         rest=rest_of(manifest, now.cells, account),
         attempts=attempts,
         totals=totals_of(attempts),

@@ -235,7 +235,7 @@ def test_a_plan_takes_a_few_bytes_for_each_cell() -> None:
     enumerate_cells(plan)
     tracemalloc.start()
     cells = enumerate_cells(plan)
-    run = cells.run()
+    run = cells.running()
     lines = list_digest(cell_lines(cells))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -244,3 +244,13 @@ def test_a_plan_takes_a_few_bytes_for_each_cell() -> None:
     assert list(run) == [cell for cell in cells if cell.excluded is None]
     assert cells[7:9] == [cells[7], cells[8]] != cells[8:10]
     assert cells[-1] == list(cells)[-1]
+
+
+def test_names_of_cells_are_looked_up_without_being_kept() -> None:
+    """P-08: a name is a cell's if it is spelled as the plan spells it, and that cell is among those asked."""
+    part = enumerate_cells(protocol())[4:9]
+    assert list(part.names) == [cell.cell for cell in part]
+    assert len(part.names) == 5
+    assert all(name in part.names for name in ("c000004", "c000008"))
+    others = ["c000003", "c000009", "c00004", "c0000004", "c+00004", "c00000٤", "d000004", "", "c999999", 4]
+    assert not any(name in part.names for name in others)

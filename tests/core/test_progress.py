@@ -19,7 +19,7 @@ FAILURES = sorted(set(OUTCOMES) - INTERRUPTED - {"completed", "trial_error"})
 
 def rows_of(history: History) -> list[Row]:
     """Return the final rows of a history."""
-    return final_rows(history.manifest, history.cells, history.account, history.read_journals())
+    return list(final_rows(history.manifest, history.cells, history.account, history.read_journals()))
 
 
 def failing_row(history: History, process: int) -> bytes:

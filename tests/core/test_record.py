@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,7 +233,7 @@ CELLS = ("c0", "c1")
 )
 def test_outcome_of_a_process_that_exited_well(data: bytes, expected: str) -> None:
     """R-07: exit status 0 is a success only with the end record and a row for every planned cell, all without fault."""
-    cells = tuple(cell.model_copy(update={"cell": name}) for cell, name in zip(History().cells, CELLS, strict=False))
+    cells = tuple(replace(cell, cell=name) for cell, name in zip(History().cells, CELLS, strict=False))
     outcome, words = outcome_of(Process(0, cells), read_journal(data, COLUMNS, CELLS))
     assert outcome == expected
     assert words

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from capsule.core.errors import MalformedError
 from capsule.core.plan import Cell
 from capsule.core.progress import final_rows, processes
-from capsule.core.results import EstimateResult, Results, agree, derive, failing_stop_gate, text
+from capsule.core.results import EstimateResult, Results, agree, derive, failing_stop_gate
+from capsule.core.tally import text
 
 DEPTH = '[[factors]]\nname = "depth"\nlevels = [1, 2]\n'
 EXCLUDE_ONE = '[[exclusions]]\narm = "loop"\nworkload = "large"\nreason = "slow"'
@@ -144,7 +145,7 @@ def test_gates_count_what_passed_failed_and_was_missing() -> None:
     assert (found.gates[0].passed, found.gates[0].failed, found.gates[0].missing) == (14, 2, 8)
     assert len(found.gates[0].failed_cells) == 2
     assert (found.hypotheses[1].decision, found.outcome) == ("refuted", "refuted")
-    rows = final_rows(history.manifest, history.cells, history.account, history.read_journals())
+    rows = list(final_rows(history.manifest, history.cells, history.account, history.read_journals()))
     stopped = failing_stop_gate(history.manifest, rows)
     assert stopped is not None
     assert stopped[1].cell.cell == found.gates[0].failed_cells[0]
