@@ -27,6 +27,8 @@ COMMAS_MAX = 2_000_000
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+quoted = json.JSONEncoder(ensure_ascii=False).encode
+"""Spells a text, and only a text, as RFC 8785 does."""
 
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 """A whole string, or one that has no end, or a bracket; each byte is looked at once."""

@@ -87,6 +87,11 @@ class Plan(Sequence[Cell]):
     __hash__ = None  # type: ignore[assignment]
 
     @property
+    def ordinals(self) -> Iterator[int]:
+        """The process of each cell."""
+        return map(self._drawn.process, self._numbers)
+
+    @property
     def names(self) -> Names:
         """The names of the cells."""
         return Names(self._numbers)
@@ -158,6 +163,10 @@ class _Drawn:
         sizes = {"start": per_workload * len(self._workloads), "workload": per_workload, "cell": 1}
         self._per_process = sizes[design.isolation]
 
+    def process(self, number: int) -> int:
+        """Return the process of a cell by its place in the whole plan."""
+        return number // self._per_process
+
     def cell(self, number: int) -> Cell:
         """Return a cell by its place in the whole plan."""
         arm = self._arm_at[number]
@@ -173,7 +182,7 @@ class _Drawn:
             start,
             block,
             position,
-            number // self._per_process,
+            self.process(number),
             self._reasons[self._excluded[workload * len(self._arms) + arm]],
         )
 

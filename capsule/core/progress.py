@@ -58,7 +58,7 @@ def reserved_processes(cells: Sequence[Cell], account: Account) -> dict[int, Pro
 
 def _launches(cells: Sequence[Cell], wanted: Container[int] | None = None) -> Iterator[Process]:
     start = 0
-    for ordinal, group in groupby(cells, key=attrgetter("process")):
+    for ordinal, group in groupby(cells.ordinals if isinstance(cells, Plan) else [cell.process for cell in cells]):
         stop = start + sum(1 for _ in group)
         if wanted is None or ordinal in wanted:
             yield Process(ordinal, running(cells[start:stop]))

@@ -22,7 +22,7 @@ from capsule.core.manifest import (
     read_sources,
     sources_bytes,
 )
-from capsule.core.plan import enumerate_cells
+from capsule.core.plan import Cell, enumerate_cells
 
 FILES = generation()
 GOLDEN = "sha256:6ee00c543c214d06b3623444db5177ff79e296782347ddfede23683df88231e7"
@@ -111,6 +111,14 @@ def test_lists_round_trip_and_are_counted() -> None:
     )
     assert (manifest.cells.count, manifest.sources.count) == (24, len(SOURCES))
     assert [arm.sources for arm in manifest.arms] == [manifest.sources] * 2
+
+
+@given(st.builds(Cell, *[st.text()] * 3, *[st.integers(0, 2**53 - 1)] * 5, st.none() | st.text()))
+def test_a_cell_is_written_as_canonical_json(cell: Cell) -> None:
+    """M-04: whatever its texts hold, a cell has the bytes that RFC 8785 gives it, and is read from them."""
+    line = cells_bytes([cell])
+    assert line == canonical(cell.to_json()) + b"\n"
+    assert read_cells(line, "c") == [cell]
 
 
 @pytest.mark.parametrize(
