@@ -273,6 +273,15 @@ def _raw(path: str, where: str) -> bytes:
         raise MalformedError(f"{where}: expected `hex:` and the bytes of a path, found {path!r}") from error
 
 
+def file_digest(content: Content) -> FileDigest:
+    """Return size and digest of a file's bytes."""
+    size, hashed = 0, hashlib.sha256()
+    for piece in pieces(content):
+        size += len(piece)
+        hashed.update(piece)
+    return FileDigest(size=size, sha256=PREFIX + hashed.hexdigest())
+
+
 def list_digest(content: Content) -> ListDigest:
     """Return count and digest of a line-record list."""
     count, hashed = 0, hashlib.sha256()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from sys import intern
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from capsule.core.attempt import Account
+from capsule.core.canonical import canonical, canonical_checked
 from capsule.core.decision import Decision, combine, decide_gates, decide_interval
 from capsule.core.digest import Digest
 from capsule.core.estimate import interval, mean
@@ -152,6 +154,7 @@ def agree(packed: Any, derived: Any, at: str = "results", scale: float = 0.0) ->
     Only computed numbers may, written as `text` writes them: names, counts and digests are equal or differ. An end of
     an interval may be a small difference of large numbers, so within an estimate `scale` is the largest of these.
     """
+    packed, derived = _opened(packed), _opened(derived)
     if isinstance(packed, dict) and isinstance(derived, dict):
         scale = max(scale, _magnitude(derived))
         for key in sorted(packed.keys() | derived.keys()):
@@ -159,13 +162,43 @@ def agree(packed: Any, derived: Any, at: str = "results", scale: float = 0.0) ->
                 yield f"{at}.{key}: expected {'no such key' if key in packed else 'this key'}"
             else:
                 yield from agree(packed[key], derived[key], f"{at}.{key}", scale)
-    elif isinstance(packed, list) and isinstance(derived, list):
+    elif isinstance(packed, list | tuple) and isinstance(derived, list | tuple):
         if len(packed) != len(derived):
             yield f"{at}: expected {len(derived)} entries, found {len(packed)}"
         for index, (left, right) in enumerate(zip(packed, derived, strict=False)):
             yield from agree(left, right, f"{at}[{index}]", scale)
     elif packed != derived and not _close(packed, derived, at.rpartition(".")[2], scale):
         yield f"{at}: expected {derived} from the records, found {packed}"
+
+
+def _opened(value: Any) -> Any:
+    """Return the fields of a model by their names in the format, and anything else as it is."""
+    if isinstance(value, Model):
+        return {field.alias or name: getattr(value, name) for name, field in type(value).model_fields.items()}
+    if isinstance(value, EstimateResult | StartValue | Component):
+        return {name: getattr(value, name) for name in value.__slots__}
+    return value
+
+
+def result_pieces(value: Any) -> Iterator[bytes]:
+    """Yield the canonical bytes of results, or of a part of them, without making one tree of them all."""
+    opened = _opened(value)
+    if isinstance(value, tuple):
+        opening = b"["
+        for item in value:
+            yield opening
+            yield from result_pieces(item)
+            opening = b","
+        yield b"]" if value else b"[]"
+    elif opened is not value and any(isinstance(item, tuple) for item in opened.values()):
+        opening = b"{"
+        for key in sorted(opened):
+            yield opening + canonical(key) + b":"
+            yield from result_pieces(opened[key])
+            opening = b","
+        yield b"}"
+    else:
+        yield canonical_checked(opened)
 
 
 def _magnitude(derived: dict[str, Any]) -> float:
@@ -212,14 +245,15 @@ def _estimate_results(
     """Return an estimate's results on all workloads, whose starts `starts` holds."""
     comparisons = sum(len(selected(protocol, item)) for item in protocol.hypotheses if item.estimate)
     level = _level(protocol, estimate, comparisons)
+    words = text(level)
     return [
-        _estimate_result(protocol, estimate, workload, level, tuple(own))
+        _estimate_result(protocol, estimate, workload, level, words, tuple(own))
         for workload, own in zip(tally.workloads, starts, strict=True)
     ]
 
 
 def _estimate_result(
-    protocol: Protocol, estimate: Estimate, workload: str, level: float, starts: tuple[StartValue, ...]
+    protocol: Protocol, estimate: Estimate, workload: str, level: float, words: str, starts: tuple[StartValue, ...]
 ) -> EstimateResult:
     values = [float(item.value) for item in starts if item.value is not None]
     missing = len(starts) - len(values)
@@ -234,12 +268,12 @@ def _estimate_result(
     return EstimateResult(
         estimate=estimate.name,
         workload=workload,
-        level=text(level),
+        level=words,
         starts=starts,
         mean=text(found.mean) if found else None,
         low=text(found.low) if found else None,
         high=text(found.high) if found else None,
-        withheld=withheld,
+        withheld=withheld and intern(withheld),
     )
 
 
@@ -265,7 +299,7 @@ def _hypothesis_result(
             else:
                 decision = decide_interval(hypothesis, float(result.low), float(result.high))
                 reason = f"interval {result.low} to {result.high}"
-        components.append(Component(workload=workload, decision=decision, reason=reason))
+        components.append(Component(workload=workload, decision=decision, reason=intern(reason)))
     return HypothesisResult(
         hypothesis=hypothesis.name,
         claim=hypothesis.claim,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from capsule.core.errors import MalformedError
 from capsule.core.plan import Cell
 from capsule.core.progress import final_rows, processes
-from capsule.core.results import EstimateResult, Results, agree, derive, failing_stop_gate
+from capsule.core.results import EstimateResult, Results, agree, derive, failing_stop_gate, result_pieces
 from capsule.core.tally import text
 
 DEPTH = '[[factors]]\nname = "depth"\nlevels = [1, 2]\n'
@@ -136,6 +136,14 @@ def test_cells_that_leave_their_start_without_a_value(values: dict[str, Any], re
     assert reason in (small.starts[1].reason or "")
     assert small.withheld == "1 of 3 starts have no value"
     assert estimate_on(found, "large").withheld is None
+
+
+def test_results_are_written_in_pieces_as_they_are_whole() -> None:
+    """K-07: the pieces are the canonical bytes, also of text that is not ASCII and of a part of which there is none."""
+    text = edited(("The builtin takes less time.", "Das Eingebaute ist schneller 𝛑"))
+    for found in (results_of(run(text)), results_of(run(text, count=0)), results_of(run(appended(DEPTH), count=1))):
+        assert b"".join(result_pieces(found)) == found.to_bytes()
+        assert list(agree(found, Results.from_bytes(found.to_bytes(), "x"))) == []
 
 
 def test_gates_count_what_passed_failed_and_was_missing() -> None:
