@@ -24,7 +24,8 @@ from capsule.core.ledger_checks import (
 )
 from capsule.core.lines import whole
 from capsule.core.manifest import FileDigest, ListDigest, Manifest, cell_lines, file_digest, list_digest
-from capsule.core.plan import complaints, enumerate_cells
+from capsule.core.plan import enumerate_cells
+from capsule.core.plan_checks import complaints
 from capsule.core.progress import final_rows, outcome_of, reserved_processes
 from capsule.core.record import read_journal
 from capsule.core.results import Results, agree, derive, result_pieces

@@ -10,7 +10,6 @@ import hashlib
 import math
 from array import array
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,11 +20,9 @@ from pydantic import ConfigDict
 
 from capsule.core.errors import ProtocolError
 from capsule.core.protocol import Hypothesis, Protocol, Workload
-from capsule.core.protocol_checks import Complaint, check
 from capsule.core.schema import STRICT, DecimalScalar, Model, Natural, Parameter, Parameters, Scalar
 
 CELLS_MAX = 200_000
-COMPARISONS_MAX = 1_000_000
 T = TypeVar("T")
 
 
@@ -146,7 +143,7 @@ class _Drawn:
         self._seeds, self._starts, self._blocks = design.seeds, design.starts, design.blocks
         self._arms = [arm.name for arm in protocol.arms]
         self._workloads = workload_names(protocol)
-        reasons = _Exclusions(protocol)
+        reasons = Exclusions(protocol)
         self._reasons: list[str | None] = [None, *dict.fromkeys(item.reason for item in protocol.exclusions)]
         known = {reason: number for number, reason in enumerate(self._reasons)}
         self._excluded = array("I", (known[reasons.of(arm, name)] for name in self._workloads for arm in self._arms))
@@ -208,73 +205,16 @@ def enumerate_cells(protocol: Protocol) -> Plan:
 def count_cells(protocol: Protocol) -> int:
     """Return how many cells a protocol plans, without enumerating them."""
     design = protocol.design
-    workloads = len(protocol.workloads) * math.prod(len(factor.levels) for factor in protocol.factors)
-    return len(design.seeds) * design.starts * workloads * design.blocks * _per_block(protocol)
+    return len(design.seeds) * design.starts * count_workloads(protocol) * design.blocks * _per_block(protocol)
+
+
+def count_workloads(protocol: Protocol) -> int:
+    """Return how many crossed workloads a protocol has, without crossing them."""
+    return len(protocol.workloads) * math.prod(len(factor.levels) for factor in protocol.factors)
 
 
 def _per_block(protocol: Protocol) -> int:
     return len(protocol.arms) * (2 if protocol.design.order == "abba" else 1)
-
-
-def complaints(protocol: Protocol) -> Iterator[Complaint]:
-    """Yield every complaint about what the protocol means and plans; one without complaints can be frozen."""
-    yield from check(protocol)
-    total = count_cells(protocol)
-    if total > CELLS_MAX:
-        yield ("design",), f"expected at most {CELLS_MAX} planned cells, found {total}"
-        return
-    yield from _check_factors(protocol)
-    workloads = workload_names(protocol)
-    arms = {arm.name for arm in protocol.arms}
-    known = {*workloads, *(base(name) for name in workloads)}
-    for index, exclusion in enumerate(protocol.exclusions):
-        if exclusion.arm is not None and exclusion.arm not in arms:
-            yield ("exclusions", index, "arm"), f"expected an arm, found {exclusion.arm!r}"
-        if exclusion.workload is not None and exclusion.workload not in known:
-            yield ("exclusions", index, "workload"), f"expected a workload, found {exclusion.workload!r}"
-    reasons = _Exclusions(protocol)
-    if all(reasons.of(arm, workload) is not None for workload in workloads for arm in arms):
-        yield ("exclusions",), f"expected at least one cell to run, found all {total} planned cells excluded"
-        return
-    comparisons = len(protocol.hypotheses) * len(workloads)
-    if comparisons > COMPARISONS_MAX:
-        yield ("hypotheses",), f"expected at most {COMPARISONS_MAX} decisions over all workloads, found {comparisons}"
-        return
-    for index, hypothesis in enumerate(protocol.hypotheses):
-        for name in hypothesis.workloads:
-            if name not in known:
-                yield ("hypotheses", index, "workloads"), f"expected a workload, found {name!r}"
-        yield from _check_decidable(protocol, hypothesis, reasons, ("hypotheses", index, "workloads"))
-
-
-def _check_factors(protocol: Protocol) -> Iterator[Complaint]:
-    for index, factor in enumerate(protocol.factors):
-        for workload in protocol.workloads:
-            if factor.name in workload.parameters:
-                words = f"expected a parameter that no workload sets, found {factor.name!r} of {workload.name}"
-                yield ("factors", index, "name"), words
-        twice = [level for level, count in Counter(map(_level, factor.levels)).items() if count > 1]
-        if twice:
-            yield ("factors", index, "levels"), f"expected levels written differently, found {twice[0]!r} twice"
-    names = Counter(workload_names(protocol))
-    name, count = names.most_common(1)[0]
-    if count > 1:
-        yield ("factors",), f"expected a new name for every crossed workload, found {name!r} twice"
-
-
-def _check_decidable(
-    protocol: Protocol, hypothesis: Hypothesis, reasons: _Exclusions, at: tuple[str | int, ...]
-) -> Iterator[Complaint]:
-    """A hypothesis about cells that are not run could never be decided."""
-    estimates = {estimate.name: estimate for estimate in protocol.estimates}
-    estimate = estimates.get(hypothesis.estimate or "")
-    for workload in selected(protocol, hypothesis):
-        out = [arm.name for arm in protocol.arms if reasons.of(arm.name, workload) is not None]
-        if estimate is not None and {estimate.numerator, estimate.denominator} & {*out}:
-            named = next(arm for arm in out if arm in (estimate.numerator, estimate.denominator))
-            yield at, f"never decided on {workload}, where {named} is excluded: name the workloads that count"
-        elif len(out) == len(protocol.arms):
-            yield at, f"never decided on {workload}, where every arm is excluded: name the workloads that count"
 
 
 def base(workload: str) -> str:
@@ -305,7 +245,7 @@ def workload_names(protocol: Protocol) -> list[str]:
 
 def _crossings(protocol: Protocol) -> Iterator[tuple[str, Workload, tuple[Scalar, ...]]]:
     """Yield every crossed workload: its name, the workload, and the level of each factor."""
-    written = [[(f"{factor.name}={_level(level)}", level) for level in factor.levels] for factor in protocol.factors]
+    written = [[(f"{item.name}={level_text(level)}", level) for level in item.levels] for item in protocol.factors]
     for workload in protocol.workloads:
         for choice in product(*written):
             suffix = ",".join(text for text, _ in choice)
@@ -313,7 +253,8 @@ def _crossings(protocol: Protocol) -> Iterator[tuple[str, Workload, tuple[Scalar
             yield name, workload, tuple(level for _, level in choice)
 
 
-def _level(level: Parameter) -> str:
+def level_text(level: Parameter) -> str:
+    """Write a level as the names of crossed workloads have it."""
     return level.decimal if isinstance(level, DecimalScalar) else str(level)
 
 
@@ -328,7 +269,7 @@ def _ordered(items: Sequence[T], protocol: Protocol, label: str) -> list[T]:
     return shuffle(items, protocol.design.order_seed, label)
 
 
-class _Exclusions:
+class Exclusions:
     """Looks up why an arm is not run on a workload; of several exclusions the first counts."""
 
     def __init__(self, protocol: Protocol) -> None:

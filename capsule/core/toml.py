@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from capsule.core.errors import ProtocolError
-from capsule.core.plan import complaints
+from capsule.core.plan_checks import complaints
 from capsule.core.protocol import Protocol
 from capsule.core.schema import key_path
 

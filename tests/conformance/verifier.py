@@ -1024,6 +1024,9 @@ def complaints(protocol: dict[str, Any]) -> Iterator[str]:
     if count_cells(protocol) > 200_000:
         yield "too many cells"
         return
+    if too_large(protocol):
+        yield "too much for everyone who verifies"
+        return
     yield from plan_complaints(protocol, set(arms))
 
 
@@ -1127,6 +1130,19 @@ def budget_complaints(budget: dict[str, Any]) -> Iterator[str]:
         yield "a budget for no attempt"
 
 
+def too_large(protocol: dict[str, Any]) -> bool:
+    design = protocol["design"]
+    arms, columns, gates, estimates = (len(protocol[key]) for key in ("arms", "observations", "gates", "estimates"))
+    crossed = len(protocol["workloads"]) * math.prod(len(factor["levels"]) for factor in protocol["factors"])
+    starts = len(design["seeds"]) * design["starts"]
+    decisions = sum(len(hypothesis["gates"]) or 1 for hypothesis in protocol["hypotheses"])
+    cells = count_cells(protocol)
+    if crossed * (estimates * (starts + 1) + decisions + arms * columns) > 200_000:
+        return True
+    names = sum(len(name) for name in workload_names(protocol))
+    return cells * (columns + gates + estimates) > 10_000_000 or names * (cells // crossed) > 2**25
+
+
 def plan_complaints(protocol: dict[str, Any], arms: set[str]) -> Iterator[str]:
     workloads = workload_names(protocol)
     known = {*workloads, *map(base, workloads)}
@@ -1143,8 +1159,9 @@ def plan_complaints(protocol: dict[str, Any], arms: set[str]) -> Iterator[str]:
     if all(excluded(protocol, arm, workload) is not None for arm in arms for workload in workloads):
         yield "every cell excluded"
         return
-    if len(protocol["hypotheses"]) * len(workloads) > 1_000_000:
-        yield "too many decisions"
+    reasons = sum(len(excluded(protocol, arm, workload) or "") for arm in arms for workload in workloads)
+    if reasons * count_cells(protocol) // (len(arms) * len(workloads)) > 2**25:
+        yield "too long reasons"
         return
     estimates = named(protocol["estimates"])
     for hypothesis in protocol["hypotheses"]:
