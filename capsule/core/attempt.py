@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from capsule.core.digest import Digest, digest_of
 from capsule.core.manifest import FileDigest
-from capsule.core.schema import Model, Natural
+from capsule.core.schema import Model, Natural, Whole
 from capsule.core.telemetry import DeviceTelemetry, Exclusivity
 
 EventName = Literal[
@@ -64,6 +64,9 @@ OUTCOMES: tuple[str, ...] = get_args(Outcome)
 AttemptId = Annotated[str, StringConstraints(pattern=r"^a[0-9]{6}$")]
 Unit = Literal["cpu", "gpu"]
 
+DEVICES_MAX = 1_000
+"""Devices of one attempt."""
+
 
 _REALTIME = r"^[0-9]{4}(-[0-9]{2}){2}T([01][0-9]|2[0-3])(:[0-9]{2}){2}\.[0-9]{3}Z$"
 
@@ -73,13 +76,21 @@ def _real(text: str) -> str:
     return text
 
 
+Word = Annotated[str, StringConstraints(max_length=100)]
+"""A short name: of a device, of a boot, of a reason."""
+
+
+EVIDENCE_MAX = 20_000
+"""Characters of what an end is judged by: a trial's own words can be of any length, an event cannot."""
+
+
 class Clock(Model):
     """One reading of every clock; durations are differences of `boottime_ms` under one `boot_id`."""
 
     realtime: Annotated[str, StringConstraints(pattern=_REALTIME), AfterValidator(_real)]
     boottime_ms: Natural
     monotonic_ms: Natural
-    boot_id: str
+    boot_id: Word
 
 
 class Charge(Model):
@@ -128,7 +139,7 @@ class Reserved(Model):
     pilot: bool
     from_frozen: bool
     unit: Unit
-    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    devices: Annotated[tuple[Word, ...], Field(min_length=1, max_length=DEVICES_MAX)]
     reserved_ms: Natural
 
 
@@ -138,7 +149,7 @@ class Refused(Model):
     manifest: Digest
     process: Natural
     pilot: bool
-    reason: str
+    reason: Word
     words: str
 
 
@@ -152,7 +163,7 @@ class Intent(Model):
     supervisor_pid: Natural
     argv: tuple[str, ...]
     snapshot: Digest
-    device_baseline: dict[str, int | str | None]
+    device_baseline: dict[str, Whole | str | None]
 
 
 class Spawned(Model):
@@ -178,11 +189,11 @@ class Stopping(Model):
 class Exit(Model):
     """The raw wait status and what it says; 1, 11, 139, 255 and SIGSEGV stay five different things."""
 
-    wait_status: int | None
-    exit_code: int | None
-    signal: int | None
+    wait_status: Whole | None
+    exit_code: Whole | None
+    signal: Whole | None
     core_dumped: bool
-    cause: str
+    cause: Word
     evidence: str
     user_ms: Natural
     system_ms: Natural

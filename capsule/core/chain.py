@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
 from capsule.core.attempt import DATA, Clock, Event, EventLine, EventName
-from capsule.core.canonical import COMMAS_MAX, canonical, whole_lines
+from capsule.core.canonical import canonical, canonical_checked, whole_lines
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import MalformedError, shortened
 from capsule.core.lines import Blocks, Content
@@ -24,7 +25,13 @@ FAULTS_MAX = 1_000
 """Faults after which a ledger is not read on."""
 
 LINE_BYTES_MAX = 4 << 20
-"""Bytes of one event, without its newline: a torn line of any other is sealed in twice its bytes."""
+"""Bytes of one line that is `sealed`, without its newline."""
+
+EVENT_BYTES_MAX = LINE_BYTES_MAX // 2 - 1024
+"""Bytes of any other line, so that a torn one can be sealed: in twice its bytes, and some."""
+
+LINE_COMMAS_MAX = 50_000
+"""Commas in one line, which bound what it becomes in memory."""
 
 
 class Head(Model):
@@ -131,19 +138,47 @@ def read(data: bytes, where: str) -> Chain:
     return Chain([*walk], walk, data[data.rfind(b"\n") + 1 :])
 
 
+_NAME = re.compile(rb',"event":"([a-z_]{1,20})","prev":(?:null|"[a-z0-9:]{71}"),"seq":[0-9]{1,16}\}\Z')
+"""What follows the data of an event in canonical form."""
+
+_LINES: dict[bytes, Any] = {
+    name.encode(): create_model(f"Line_{name}", __base__=EventLine, data=(data, ...)) for name, data in DATA.items()
+}
+"""By event the form of a whole line with its data."""
+
+
 def _entry(line: bytes, place: str) -> tuple[EventLine, Model]:
-    """Read one line and its data; bytes that the value gives back exactly are canonical, others get the right words."""
-    if len(line) > LINE_BYTES_MAX:
-        raise MalformedError(f"{place}: expected at most {LINE_BYTES_MAX} bytes in an event, found more")
-    entry = None
-    with suppress(ValueError):
-        entry = EventLine.model_validate_json(line) if line.count(b",") <= COMMAS_MAX else None
-    if entry is None or entry.to_bytes() != line:
-        entry = EventLine.from_bytes(line, place)
+    """Read one line and its data.
+
+    Bytes that its values give back exactly are an event in canonical form; others are judged step by step, for the
+    right words.
+    """
+    name = _NAME.search(line)
+    refuse_large(line, name[1].decode() if name is not None else "", place)
+    shape = _LINES.get(name[1]) if name is not None else None
+    if shape is not None:
+        with suppress(ValueError):
+            found = shape.model_validate_json(line)
+            if canonical_checked(found.to_json()) == line:
+                return found, found.data
+    entry = EventLine.from_bytes(line, place)
     data = DATA[entry.event].model_validate_json(json.dumps(entry.data))
     if data.to_json() != entry.data:
         raise MalformedError(f"{place}: expected every field of {entry.event} written out")
     return entry, data
+
+
+def refuse_large(line: bytes, name: str, place: str) -> None:
+    """Refuse the line of an event of this name that is too large to be read.
+
+    Raises:
+        MalformedError: it has too many bytes or commas.
+    """
+    most = LINE_BYTES_MAX if name == "sealed" and line.isascii() else EVENT_BYTES_MAX
+    if len(line) > most:
+        raise MalformedError(f"{place}: expected at most {most} bytes in an event, found more")
+    if line.count(b",") > LINE_COMMAS_MAX:
+        raise MalformedError(f"{place}: expected at most {LINE_COMMAS_MAX} commas in an event, found more")
 
 
 def head_faults(walk: Walk, head: Head) -> list[str]:

@@ -229,9 +229,9 @@ def check_imports(reading: Reading) -> Checking:
         raise NotChecked("the manifest could not be read")
     plan = reserved_processes(reading.cells, reading.account)
     arms_of = {ordinal: sorted({cell.arm for cell in process.cells}) for ordinal, process in plan.items()}
-    modules = 0
+    modules, identity = 0, reading.manifest.identity
     for attempt in reading.account.attempts.values():
-        own = attempt.reserved is not None and attempt.reserved.manifest == reading.manifest.identity
+        own = attempt.reserved is not None and attempt.reserved.manifest == identity
         if not own or attempt.pilot or attempt.end is None or attempt.end.outcome not in COMPLETED:
             continue
         data = reading.evidence.provenance.get(attempt.id)
@@ -270,9 +270,9 @@ def check_records(reading: Reading) -> Checking:
     manifest = reading.manifest
     if manifest is None or not reading.cells or not reading.chain.events:
         raise NotChecked("the plan or the ledger could not be read")
-    plan = reserved_processes(reading.cells, reading.account)
+    plan, identity = reserved_processes(reading.cells, reading.account), manifest.identity
     for name, attempt in reading.account.attempts.items():
-        if attempt.reserved is None or attempt.refused or attempt.reserved.manifest != manifest.identity:
+        if attempt.reserved is None or attempt.refused or attempt.reserved.manifest != identity:
             continue
         data = reading.evidence.journals.get(name, b"")
         process = plan.get(attempt.reserved.process)

@@ -6,11 +6,16 @@ files that an attempt left, and what had been seen when a manifest was amended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter
 
 from capsule.core.attempt import (
     Account,
     Attempt,
+    DeviceClean,
     Event,
     Exit,
     Intent,
@@ -26,12 +31,16 @@ from capsule.core.errors import shortened
 from capsule.core.lines import Content
 from capsule.core.manifest import FileDigest, Manifest
 from capsule.core.protocol import milliseconds
-from capsule.core.schema import Model
+from capsule.core.schema import Model, compact
+from capsule.core.telemetry import DeviceTelemetry
 
 FINDINGS_MAX = 10_001
 """One more than the findings that a check counts, which are `verdict.FINDINGS_COUNTED_MAX`."""
 
 Files = Mapping[str, FileDigest]
+Shared = TypeVar("Shared", bound=Hashable)
+
+_TELEMETRY = TypeAdapter(dict[str, DeviceTelemetry])
 
 
 class LedgerPass:
@@ -57,6 +66,8 @@ class LedgerPass:
         self.adopted: dict[str, Event] = {}
         self.begun: dict[str, Event] = {}
         self.wrong_files: dict[str, str] = {}
+        self._shared: dict[Hashable, Any] = {}
+        self._telemetry: dict[str, bytes] = {}
         self._manifests = {manifest.identity: manifest for manifest in manifests}
         self._files = files or {}
         for event in self.walk:
@@ -73,12 +84,53 @@ class LedgerPass:
             self._weigh(event, data)
             if not data.pilot:
                 self.begun.setdefault(data.manifest, event)
-        kept = Event(event.seq, event.name, event.attempt, event.at, lightened(data))
-        apply(self.account, kept)
+        light = self._lightened(data)
+        apply(self.account, Event(event.seq, event.name, event.attempt, event.at, light))
         del self.account.faults[FINDINGS_MAX:]
         attempt = self.account.attempts.get(event.attempt or "")
-        if attempt is not None and attempt.end is kept.data and isinstance(data, Settled | Reconciled):
+        if attempt is None:
+            return
+        attempt.last = attempt.spawned = None
+        if attempt.first is event.at:
+            compact(event.at)
+        if attempt.end is light and isinstance(data, Settled | Reconciled):
             self._compare(attempt, data.files)
+            if isinstance(data, Settled) and data.telemetry:
+                self._telemetry[attempt.id] = zlib.compress(_TELEMETRY.dump_json(data.telemetry))
+
+    def telemetry(self, attempt: str) -> dict[str, DeviceTelemetry]:
+        """Return what the end of an attempt says of its devices, which is packed meanwhile."""
+        packed = self._telemetry.get(attempt)
+        return _TELEMETRY.validate_json(zlib.decompress(packed)) if packed is not None else {}
+
+    def _lightened(self, data: Model) -> Model:
+        """Return what the checks ask for of an event that an attempt remembers, without what only people read."""
+        update: dict[str, Any]
+        match data:
+            case Reserved():
+                devices = tuple(map(self._share, data.devices))
+                update = {"manifest": self._share(data.manifest), "devices": self._share(devices)}
+            case Intent():
+                update = {"argv": (), "device_baseline": {}, "snapshot": self._share(data.snapshot)}
+            case Exit():
+                update = {"evidence": ""}
+            case Refused():
+                update = {"manifest": self._share(data.manifest), "words": ""}
+            case Settled():
+                update = {"evidence": "", "files": {}, "telemetry": {}}
+            case Reconciled():
+                update = {"evidence": "", "files": {}}
+            case DeviceClean():
+                update = {"evidence": ""}
+            case _:
+                return data
+        light = data.model_copy(update=update)
+        compact(light)
+        return light
+
+    def _share(self, value: Shared) -> Shared:
+        """Return the first of all equal values."""
+        return cast(Shared, self._shared.setdefault(value, value))
 
     def _weigh(self, event: Event, own: Reserved) -> None:
         """Judge a reservation beside what is held: both fit the budget of its manifest, and so does the number."""
@@ -99,18 +151,3 @@ class LedgerPass:
         if files != recorded:
             wrong = sorted(name for name in files.keys() | recorded.keys() if files.get(name) != recorded.get(name))
             self.wrong_files[attempt.id] = shortened(", ".join(wrong))
-
-
-def lightened(data: Model) -> Model:
-    """Return what the checks ask for of an event that an attempt remembers, without what only people read."""
-    match data:
-        case Intent():
-            return data.model_copy(update={"argv": (), "device_baseline": {}})
-        case Exit():
-            return data.model_copy(update={"evidence": ""})
-        case Refused():
-            return data.model_copy(update={"words": ""})
-        case Settled() | Reconciled():
-            return data.model_copy(update={"evidence": "", "files": {}})
-        case _:
-            return data

@@ -49,6 +49,18 @@ class Model(BaseModel):
         return value
 
 
+_COMPLETE: dict[type[Model], set[str]] = {}
+
+
+def compact(value: Model) -> None:
+    """Let a value that has every field, and those in it, share the set of their names, which is half its memory."""
+    for item in value.__dict__.values():
+        if isinstance(item, Model):
+            compact(item)
+    names = _COMPLETE.setdefault(type(value), set(type(value).model_fields))
+    object.__setattr__(value, "__pydantic_fields_set__", names)
+
+
 def first_error(error: ValidationError) -> str:
     """Return the first complaint of a validation as `key: words`, and how many more there are."""
     details = error.errors(include_url=False)
@@ -109,6 +121,7 @@ Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")
 Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Natural = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
+Whole = Annotated[int, Field(gt=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]
 
 
 def _within_double(text: str) -> str:
@@ -123,7 +136,7 @@ class DecimalScalar(Model):
     decimal: Annotated[DecimalText, AfterValidator(_within_double)]
 
 
-Scalar = bool | Annotated[int, Field(gt=-INTEGER_LIMIT, lt=INTEGER_LIMIT)] | str | DecimalScalar
+Scalar = bool | Whole | str | DecimalScalar
 Parameter = Scalar | tuple[Scalar, ...]
 Parameters = dict[Annotated[str, StringConstraints(min_length=1, max_length=200)], Parameter]
 

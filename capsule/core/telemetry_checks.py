@@ -15,7 +15,7 @@ from capsule.core.lines import Content
 from capsule.core.manifest import Manifest
 from capsule.core.protocol import Budget
 from capsule.core.table import telemetry_row
-from capsule.core.telemetry import Sample, Tally, read_samples, torn_bytes, worst
+from capsule.core.telemetry import DeviceTelemetry, Sample, Tally, read_samples, torn_bytes, worst
 
 TABLE = "4-records/telemetry.parquet"
 
@@ -29,7 +29,8 @@ def check_telemetry(reading: Reading) -> Checking:
     sampled = 0
     for attempt in reading.account.attempts.values():
         sampled += attempt.id in reading.evidence.telemetry
-        yield from _attempt_faults(attempt, reading.evidence.telemetry.get(attempt.id), rows)
+        summaries = reading.ledger.telemetry(attempt.id)
+        yield from _attempt_faults(attempt, summaries, reading.evidence.telemetry.get(attempt.id), rows)
         if isinstance(attempt.end, Settled):
             yield from (f"{attempt.id}: {words}" for words in _outcome_faults(attempt, attempt.end, manifests))
     if TABLE not in reading.evidence.members:
@@ -76,8 +77,10 @@ class TableRows:
             yield f"{TABLE}: expected {self.expected} rows, found more"
 
 
-def _attempt_faults(attempt: Attempt, data: Content | None, rows: TableRows) -> Iterator[str]:
-    """Read one attempt's samples: yield what is wrong with them, and where the ledger adds them up otherwise."""
+def _attempt_faults(
+    attempt: Attempt, said: Mapping[str, DeviceTelemetry], data: Content | None, rows: TableRows
+) -> Iterator[str]:
+    """Read one attempt's samples: yield what is wrong with them, and where what the ledger `said` is not their sum."""
     place = f"3-attempts/{attempt.id}/telemetry.jsonl"
     settled = attempt.end if isinstance(attempt.end, Settled) else None
     leased = attempt.intent.leased.boottime_ms if attempt.intent else 0
@@ -101,13 +104,13 @@ def _attempt_faults(attempt: Attempt, data: Content | None, rows: TableRows) -> 
         return
     if data is not None and torn_bytes(data):
         yield f"{place}: expected whole lines of an attempt that was observed to its end, found a torn one"
-    if data is None and settled.telemetry:
+    if data is None and said:
         yield f"{place}: expected the samples that the ledger adds up, found none"
         return
     none = Tally(leased, released)
     summaries = {device: tallies.get(device, none).summary() for device in devices} if tallies else {}
-    for device in sorted(summaries.keys() | settled.telemetry.keys()):
-        found, expected = settled.telemetry.get(device), summaries.get(device)
+    for device in sorted(summaries.keys() | said.keys()):
+        found, expected = said.get(device), summaries.get(device)
         if found is None or expected is None:
             yield f"{attempt.id}: {device[:100]!r}: expected a summary exactly where there are samples"
         elif found != expected:

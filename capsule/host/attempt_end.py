@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from capsule.core.attempt import Settled
+from capsule.core.attempt import EVIDENCE_MAX, Settled
+from capsule.core.errors import shortened
 from capsule.core.telemetry import worst
 from capsule.host.attempt_files import finish_files, irregular_words, redact_records
 from capsule.host.attempt_run import AttemptRun, Seen
@@ -75,7 +76,7 @@ def settle(run: AttemptRun, seen: Seen) -> None:
     charge = observed_charge(len(order.reserved.devices), run.leased, released)
     settled = Settled(
         outcome=outcome,
-        evidence=run.book.shown("; ".join([evidence, *notes])),
+        evidence=shortened(run.book.shown("; ".join([evidence, *notes])), EVIDENCE_MAX),
         charge=charge,
         overrun_ms=max(0, charge.debited_ms - order.reserved.reserved_ms),
         suspended_ms=suspended_ms(run.leased, released),

@@ -35,7 +35,7 @@ from capsule.core.attempt import (
     apply,
 )
 from capsule.core.canonical import canonical
-from capsule.core.chain import Chain, Head, encode, head_faults, read
+from capsule.core.chain import Chain, Head, encode, head_faults, read, refuse_large
 from capsule.core.digest import Digest, digest_of
 from capsule.core.errors import BusyError, MalformedError, RefusedError
 from capsule.core.schema import Model, Natural
@@ -267,6 +267,11 @@ class Ledger:
         """Write one line over what follows the last whole one (a torn tail, which a sealed line is longer than)."""
         position = known.position
         line = encode(position.count, position.sha256, event.name, event.attempt, event.at, event.data)
+        try:
+            refuse_large(line, event.name, f"{self.path}:{position.count + 1}")
+        except MalformedError as error:
+            self._known = None
+            raise RefusedError(error.message, hint="no reader would take such an event") from error
         assert len(line) >= len(known.tail), "a torn tail must vanish under the line that seals it"
         following = Position(offset=position.offset + len(line) + 1, count=position.count + 1, sha256=digest_of(line))
         with self._writing():

@@ -17,8 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from capsule.core.attempt import Attempt, Charge, Clock, Event, HeldUnknown, Outcome, Reconciled, Reserved
-from capsule.core.errors import MachineError
+from capsule.core.attempt import (
+    EVIDENCE_MAX,
+    Attempt,
+    Charge,
+    Clock,
+    Event,
+    HeldUnknown,
+    Outcome,
+    Reconciled,
+    Reserved,
+)
+from capsule.core.errors import MachineError, shortened
 from capsule.core.protocol import Budget
 from capsule.host import cgroup
 from capsule.host.attempt_files import (
@@ -373,7 +383,7 @@ def write_end(ledger: Ledger, attempt: Attempt, traces: Traces, ending: Ending, 
     if order is None or order.kind == "command":
         irregular += stray_provenance(traces.directory)
     secrets = [*secrets_of(order.secrets if order else ()), *kept_secrets(traces.directory)]
-    why = without_secrets(ending.evidence, secrets)
+    why = shortened(without_secrets(ending.evidence, secrets), EVIDENCE_MAX)
     evidence = "; ".join([why, *irregular, *([cut] if cut else [])])
     output_bytes_max = order.limits.output_bytes_max if order else int(_OUTPUT.default)
     files = finish_files(traces.directory, output_bytes_max, secrets, order.observations if order else ())

@@ -72,12 +72,12 @@ def judged_stream(stream: BinaryIO) -> Judged:
 def _derived(evidence: Evidence, manifest: Manifest, account: Account, listed: bytes) -> Results:
     """Derive the results of an intact capsule from its journals and its ledger."""
     cells = read_cells(listed, "cells.jsonl")
-    plan = reserved_processes(cells, account)
+    plan, identity = reserved_processes(cells, account), manifest.identity
     journals = {
         name: read_journal(
             evidence.journals.get(name, b""), manifest.protocol.observations, plan[attempt.reserved.process].names
         )
         for name, attempt in account.attempts.items()
-        if attempt.reserved and not attempt.refused and attempt.reserved.manifest == manifest.identity
+        if attempt.reserved and not attempt.refused and attempt.reserved.manifest == identity
     }
     return derive(manifest, final_rows(manifest, cells, account, journals), account)

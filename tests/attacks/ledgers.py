@@ -56,11 +56,19 @@ def ledger_vectors() -> Iterator[Vector]:
         "digest-empty": data("reserved", manifest=""),
         "digest-with-newline": data("reserved", manifest="sha256:" + "a" * 64 + "\n"),
         "no-device": data("reserved", devices=[]),
+        "boot-id-long": event("spawned", lambda item: item["at"].update(boot_id="x" * 101)),
+        "device-long": data("reserved", devices=["x" * 101]),
+        "devices-many": data("reserved", devices=["x"] * 1_001),
+        "cause-long": data("exit", cause="x" * 101),
+        "event-large": data("settled", evidence="x" * (2 << 20)),
+        "event-of-commas": data("settled", evidence="," * 50_000),
+        "line-beyond-all": lambda: with_ledger_lines([*lines, b"x" * (4 << 20) + b"x"]),
         "torn-tail": lambda: with_ledger_lines(lines, torn=b'{"at"'),
         "sealed-odd-hex": again_sealed(hex="0"),
     }
     for name, build in chain.items():
-        clause = "L-03" if name in ("torn-tail", "sealed-odd-hex") else "L-04"
+        large = name in ("event-large", "event-of-commas", "line-beyond-all")
+        clause = "L-03" if name in ("torn-tail", "sealed-odd-hex") else "L-01" if large else "L-04"
         yield Vector(f"h15-ledger-{name}", clause, ("V-10",), sealed(build))
     heads = {
         "ahead": head(count=count + 1),

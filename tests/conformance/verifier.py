@@ -561,8 +561,8 @@ def either(*shapes: Shape) -> Shape:
     return lambda value: any(shape(value) for shape in shapes)
 
 
-def array(shape: Shape, least: int = 0) -> Shape:
-    return lambda value: isinstance(value, list) and len(value) >= least and all(map(shape, value))
+def array(shape: Shape, least: int = 0, most: int = SAFE) -> Shape:
+    return lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(shape, value))
 
 
 def mapping(key: Shape, shape: Shape) -> Shape:
@@ -764,7 +764,7 @@ CLOCK = record(
     realtime=moment,
     boottime_ms=integer(),
     monotonic_ms=integer(),
-    boot_id=string(),
+    boot_id=string(0, 100),
 )
 OUTCOME = word("completed", *FAILURES, *VOID)
 ANY_INTEGER = maybe(integer(-SAFE, SAFE))
@@ -792,9 +792,9 @@ EVENTS: dict[str, Shape] = {
     "correction": record(debited_ms=integer(), reason=string()),
     "reserved": record(
         manifest=digest, process=integer(), pilot=boolean, from_frozen=boolean, unit=word("cpu", "gpu"),
-        devices=array(string(), 1), reserved_ms=integer(),
+        devices=array(string(0, 100), 1, 1000), reserved_ms=integer(),
     ),
-    "refused": record(manifest=digest, process=integer(), pilot=boolean, reason=string(), words=string()),
+    "refused": record(manifest=digest, process=integer(), pilot=boolean, reason=string(0, 100), words=string()),
     "intent": record(
         leased=CLOCK, supervisor_pid=integer(), argv=array(string()), snapshot=digest,
         device_baseline=mapping(string(), either(ANY_INTEGER, string())),
@@ -803,7 +803,7 @@ EVENTS: dict[str, Shape] = {
     "heartbeat": record(elapsed_ms=integer()),
     "stopping": record(cause=OUTCOME, evidence=string()),
     "exit": record(
-        wait_status=ANY_INTEGER, exit_code=ANY_INTEGER, signal=ANY_INTEGER, core_dumped=boolean, cause=string(),
+        wait_status=ANY_INTEGER, exit_code=ANY_INTEGER, signal=ANY_INTEGER, core_dumped=boolean, cause=string(0, 100),
         evidence=string(), user_ms=integer(), system_ms=integer(), max_rss_bytes=integer(),
     ),
     "tree_empty": record(killed=integer(), level=word("cgroup", "subreaper")),
@@ -1253,11 +1253,13 @@ def read_ledger(data: bytes) -> dict[str, Any]:
     wrong: list[str] = []
     for number, line in enumerate(lines):
         try:
-            if len(line) > LONGEST_EVENT:
+            if len(line) > LONGEST_EVENT or line.count(b",") > 50_000:
                 raise Bad("too long")
             event = decode_json(line)
             if not EVENT(event):
                 raise Bad("not an event")
+            if len(line) > (4 << 20) // 2 - 1024 and not (event["event"] == "sealed" and line.isascii()):
+                raise Bad("too long")
             if not EVENTS[event["event"]](event["data"]):
                 raise Bad(f"not the data of {event['event']}")
             if event["seq"] != number or event["prev"] != (hashes[-1] if hashes else None):
@@ -1649,9 +1651,11 @@ def check_footer(data: bytes, names: list[bytes]) -> None:
         flat = [leaf[4] for leaf in file[2][1:]] == names and not any(leaf.get(5) for leaf in file[2][1:])
         whole = all([part[3][3] for part in group[1]] == [[name] for name in names] for group in file[4])
         whole &= all(part[3][5] == group[3] for group in file[4] for part in group[1])
+        small = all(group[3] <= 1 << 16 for group in file[4])
+        small &= all(sum(max(part[3][6], part[3][7]) for part in group[1]) <= 1 << 23 for group in file[4])
     except (IndexError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise Bad("a footer that cannot be read") from error
-    if rest or not (plain and kinds and sizes and flat and whole) or {8, 9} & {*file}:
+    if rest or not (plain and kinds and sizes and flat and whole and small) or {8, 9} & {*file}:
         raise Bad("a footer of other than plain columns, whole and uncompressed")
 
 
@@ -1709,9 +1713,9 @@ def thrift(kind: int, data: bytes, depth: int) -> tuple[Any, bytes]:
             head, at = view[at], at + 1
             if not head:
                 break
-            field = field + (head >> 4) if head > 15 else take(6)
-            if field in result:
-                raise Bad("a field of the footer twice")
+            last, field = field, field + (head >> 4) if head > 15 else take(6)
+            if field <= last:
+                raise Bad("a field of the footer twice or behind a later one")
             result[field] = take(head & 15) if head & 15 not in (1, 2) else head & 15 == 1
     else:
         raise Bad("a footer of unknown kinds")

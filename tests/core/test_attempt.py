@@ -72,7 +72,7 @@ ENDS = {"settled", "reconciled", "refused"}
 def data_of(name: str, *, ms: int = 10, pilot: bool = False, manifest: str = FIRST) -> Model:
     """Return data for an event."""
     charge = Charge(lower_ms=ms, upper_ms=ms, debited_ms=ms, observed=True)
-    end = {"outcome": "completed", "evidence": "", "charge": charge, "rows": 0, "files": {}}
+    end = {"outcome": "completed", "evidence": "", "charge": charge, "rows": 3, "files": {}}
     made: dict[str, Any] = {
         "reserved": lambda: Reserved(
             manifest=manifest, process=0, pilot=pilot, from_frozen=False, unit="cpu", devices=("cpu",), reserved_ms=100
@@ -234,6 +234,10 @@ class Ledger(RuleBasedStateMachine):
                 self.takes[n] for n, p in self.pilots.items() if p == pilot and self.account.attempts[n].reserved
             )
             assert self.account.held_ms("cpu", pilot=pilot) == taken
+            kept = [n for n, p in self.pilots.items() if p == pilot and self.states[n] != "refused"]
+            assert self.account.reservations(pilot=pilot) == len(kept)
+        ended = [self.pilots[n] for n, state in self.states.items() if state in ("settled", "reconciled")]
+        assert self.account.seen == (ended.count(False), ended.count(True), 3 * len(ended))
         assert self.account.held_ms("gpu", pilot=False) == 0
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from builders import BOOT, History, honest, lines_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.core.attempt import Clock, Heartbeat, Sealed, Spawned, add_up
-from capsule.core.chain import Head, Walk, encode, head_faults, read
+from capsule.core.attempt import Clock, Heartbeat, Sealed, Spawned, Stopping, add_up
+from capsule.core.chain import (
+    EVENT_BYTES_MAX,
+    LINE_BYTES_MAX,
+    LINE_COMMAS_MAX,
+    Head,
+    Walk,
+    encode,
+    head_faults,
+    read,
+)
 from capsule.core.digest import digest_of
 from capsule.core.errors import MalformedError
 
@@ -143,6 +153,56 @@ def test_heads_have_one_form() -> None:
     for data in (b"", b"{}", b'{"count":-1,"sha256":null}', b'{"count":1, "sha256":null}'):
         with pytest.raises(MalformedError):
             Head.from_bytes(data, "h")
+
+
+@given(st.lists(st.integers(0, len(LEDGER)), max_size=9), st.binary(max_size=9))
+@settings(max_examples=50)
+def test_a_ledger_in_pieces_is_the_same_ledger(cuts: list[int], torn: bytes) -> None:
+    """L-01 L-03: wherever its bytes are cut into pieces, the events, hashes and faults are those of the whole."""
+    ends = [0, *sorted(cuts), len(LEDGER)]
+    pieces = [*(LEDGER[start:end] for start, end in pairwise(ends)), torn]
+    whole, walk = Walk(LEDGER + torn, "l", range(99)), Walk(pieces, "l", range(99))
+    assert [*walk] == [*whole]
+    assert {key: value for key, value in vars(walk).items() if key != "_content"} == {
+        key: value for key, value in vars(whole).items() if key != "_content"
+    }
+    assert [*walk.hashes.values()][1 : len(LINES) + 1] == [digest_of(line[:-1]) for line in LINES]
+
+
+AT = Clock(realtime="2030-01-01T00:00:00.000Z", boottime_ms=1, monotonic_ms=1, boot_id=BOOT)
+
+
+def stopped(words: str) -> bytes:
+    """Return a whole ledger of one event with a text."""
+    return encode(0, None, "stopping", "a000001", AT, Stopping(cause="user", evidence=words)) + b"\n"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_line_has_a_size(more: int) -> None:
+    """L-01: a line with as many bytes or commas as allowed is an event, with one more it is none."""
+    room = EVENT_BYTES_MAX + 1 - len(stopped(""))
+    commas = LINE_COMMAS_MAX - stopped("").count(b",")
+    for words, limit in (("x" * (room + more), EVENT_BYTES_MAX), ("," * (commas + more), LINE_COMMAS_MAX)):
+        walk = Walk([stopped(words)], "l")
+        assert len([*walk]) == 1 - more
+        what = "bytes" if "x" in words else "commas"
+        assert walk.faults == [f"l:1: expected at most {limit} {what} in an event, found more"][:more]
+        assert walk.last == digest_of(stopped(words)[:-1])
+
+
+def test_the_longest_event_can_be_sealed_when_it_is_torn() -> None:
+    """L-01 L-03: a sealed line may hold twice the bytes of any other, in ASCII; above that a line has no hash."""
+    torn = stopped("x" * (EVENT_BYTES_MAX + 1 - len(stopped(""))))[:-1]
+    data = Sealed(size=len(torn), sha256=digest_of(torn), hex=torn.hex())
+    line = encode(0, None, "sealed", None, AT, data)
+    assert EVENT_BYTES_MAX < len(line) <= LINE_BYTES_MAX
+    assert not read(line + b"\n", "l").faults
+    other = encode(0, None, "sealed", None, AT.model_copy(update={"boot_id": "\u00e9"}), data)
+    assert read(other + b"\n", "l").faults == [f"l:1: expected at most {EVENT_BYTES_MAX} bytes in an event, found more"]
+    for size in (LINE_BYTES_MAX, LINE_BYTES_MAX + 1):
+        walk = Walk(b"x" * size + b"\n", "l")
+        assert ([*walk], len(walk.faults), walk.lines) == ([], 1, 1)
+        assert (walk.last is None) == (size > LINE_BYTES_MAX)
 
 
 def test_a_ledger_is_not_read_on_after_a_thousand_faults() -> None:

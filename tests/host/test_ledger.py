@@ -25,8 +25,10 @@ from capsule.core.attempt import (
     Reconciled,
     Reserved,
     Spawned,
+    Stopping,
 )
-from capsule.core.chain import Head
+from capsule.core.chain import EVENT_BYTES_MAX, LINE_COMMAS_MAX, Head, encode
+from capsule.core.digest import digest_of
 from capsule.core.errors import BudgetError, BusyError, MachineError, RefusedError
 from capsule.host import ledger as ledger_module
 from capsule.host.clock import read_clock
@@ -105,6 +107,23 @@ def test_an_event_that_the_state_does_not_allow_is_refused_and_not_written(runni
         running.append("spawned", "a000001", Spawned(pid=1, start_ticks=1), read_clock())
     assert running.path.read_bytes() == before
     beat(running)
+
+
+def test_an_event_that_no_reader_would_take_is_not_written(running: Ledger) -> None:
+    """L-01: the writer refuses what is too large, and the ledger goes on; the largest event can be sealed when torn."""
+    at = read_clock()
+    short = Stopping(cause="user", evidence="")
+    room = EVENT_BYTES_MAX - len(encode(5, MANIFEST, "stopping", "a000001", at, short))
+    before = running.path.read_bytes()
+    for words in ("x" * (room + 1), "," * LINE_COMMAS_MAX):
+        with pytest.raises(RefusedError, match=r"expected at most .* in an event"):
+            running.append("stopping", "a000001", Stopping(cause="user", evidence=words), at)
+        assert running.path.read_bytes() == before
+    running.append("stopping", "a000001", Stopping(cause="user", evidence="x" * room), at)
+    os.truncate(running.path, running.path.stat().st_size - 1)
+    running.head_path.write_bytes(Head(count=5, sha256=digest_of(before.splitlines()[-1])).to_bytes())
+    beat(again(running))
+    assert names(running)[-2:] == ["sealed", "heartbeat"]
 
 
 def test_a_heartbeat_reads_only_what_is_new(running: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
