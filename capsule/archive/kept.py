@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import zstandard
 
@@ -61,7 +61,7 @@ def _decompress(piece: bytes) -> bytes:
 
 def as_file(content: bytes | Kept) -> BinaryIO:
     """Return a file, to be read at any place, of what was kept."""
-    return io.BytesIO(content) if isinstance(content, bytes) else cast(BinaryIO, _KeptFile(content))
+    return io.BytesIO(content) if isinstance(content, bytes) else io.BufferedReader(_KeptFile(content))
 
 
 class _KeptFile(io.RawIOBase):

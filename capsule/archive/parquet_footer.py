@@ -6,13 +6,19 @@ encodings of every column, that nothing is encrypted, and that every enumeration
 
 from __future__ import annotations
 
+import io
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 MAGIC = b"PAR1"
 SIZE_MAX = 1 << 20
-"""Bytes of a footer; one of 250 row groups with forty columns, 16 million rows, has about as many."""
+"""Bytes of a footer; one of 250 row groups with forty columns has about as many."""
+
+ROW_GROUP_ROWS_MAX = 65_536
+ROW_GROUP_BYTES_MAX = 8 << 20
+"""Bytes that the columns of a row group declare together: a reader holds one row group, and a page is no larger."""
 
 DEPTH_MAX = 16
 UNCOMPRESSED = 0
@@ -23,27 +29,34 @@ TYPES, REPETITIONS, CONVERTED_TYPES = range(8), range(3), range(22)
 _VARINT_BYTES_MAX = 10
 Fields = Mapping[int, Any]
 """A struct: values by the number of their field."""
+Kept = Mapping[int, Any]
+"""What is kept of a struct: numbers of fields, each with what is kept of the structs that are there."""
+
+_NONE: Kept = {}
+_COLUMN = dict.fromkeys((1, 2, 3, 4, 5, 6, 7, 9), _NONE)
+_CHUNK = {1: _NONE, 3: _COLUMN, 8: _NONE, 9: _NONE}
+_LEAF = dict.fromkeys((1, 3, 4, 5, 6), _NONE)
+_FILE = {2: _LEAF, 3: _NONE, 4: {1: _CHUNK, 3: _NONE}, 8: _NONE, 9: _NONE}
+
+STRUCT_BYTES = 8
+"""Bytes that a struct of those which are kept takes at least, seen over a whole footer."""
 
 
 class FooterError(ValueError):
     """Words for a footer that is none, or that asks for more than plain uncompressed columns."""
 
 
-def check_footer(data: bytes, columns: Sequence[str], rows_max: int) -> None:
-    """Hold the footer of a Parquet file to flat, plain, uncompressed columns of these names and so many rows (R-09).
+def check_footer(source: BinaryIO, columns: Sequence[str], rows_max: int) -> int:
+    """Hold the footer of a Parquet file to flat, plain, uncompressed columns of these names (R-09); return its rows.
 
     Raises:
         FooterError: it says otherwise, or cannot be read.
     """
-    size = int.from_bytes(data[-8:-4], "little")
-    if data[:4] != MAGIC or data[-4:] != MAGIC or not 0 < size <= len(data) - 12:
-        raise FooterError("no footer of an unencrypted Parquet file")
-    if size > SIZE_MAX:
-        raise FooterError(f"a footer of {size} bytes, of which at most {SIZE_MAX} are read")
+    footer, file_size = _read_footer(source)
     try:
-        file = _Compact(data[len(data) - 8 - size : -8]).whole()
+        file = _Compact(footer).whole()
         _check_schema(file, [name.encode() for name in columns])
-        rows = file[3]
+        rows = total = file[3]
         if not 0 <= rows <= rows_max or len(file[4]) > rows_max + 1:
             raise FooterError(f"{rows} rows declared, of which at most {rows_max} are expected")
         for group in file[4]:
@@ -53,11 +66,32 @@ def check_footer(data: bytes, columns: Sequence[str], rows_max: int) -> None:
             if [chunk[3][3] for chunk in group[1]] != [[name.encode()] for name in columns]:
                 raise FooterError("a row group without the frozen columns")
             for chunk in group[1]:
-                _check_column(chunk, len(data))
+                _check_column(chunk, file_size)
+            size = sum(max(chunk[3][6], chunk[3][7]) for chunk in group[1])
+            if size > ROW_GROUP_BYTES_MAX or group[3] > ROW_GROUP_ROWS_MAX:
+                most = f"at most {ROW_GROUP_ROWS_MAX} rows and {ROW_GROUP_BYTES_MAX} bytes expected"
+                raise FooterError(f"a row group of {group[3]} rows and {size} bytes; {most}")
     except (IndexError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise FooterError("a footer that cannot be read") from error
     if rows:
         raise FooterError("another number of rows than in its row groups")
+    return int(total)
+
+
+def _read_footer(source: BinaryIO) -> tuple[bytes, int]:
+    """Return the bytes of the footer, and how many the file has."""
+    file_size = source.seek(0, io.SEEK_END)
+    source.seek(0)
+    start = source.read(4)
+    source.seek(max(0, file_size - 8))
+    end = source.read(8)
+    size = int.from_bytes(end[:4], "little")
+    if start != MAGIC or end[4:] != MAGIC or not 0 < size <= file_size - 12:
+        raise FooterError("no footer of an unencrypted Parquet file")
+    if size > SIZE_MAX:
+        raise FooterError(f"a footer of {size} bytes, of which at most {SIZE_MAX} are read")
+    source.seek(file_size - 8 - size)
+    return source.read(size), file_size
 
 
 def _check_schema(file: Fields, columns: Sequence[bytes]) -> None:
@@ -104,26 +138,36 @@ class _Compact:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+        self._structs_left = 16 + len(data) // STRUCT_BYTES
 
     def whole(self) -> Fields:
         """Return the one struct that the bytes are."""
-        fields = self._struct(0)
+        fields = self._struct(0, _FILE)
         if self._at != len(self._data):
             raise FooterError("bytes behind the footer's end")
         return fields
 
-    def _struct(self, depth: int) -> Fields:
+    def _struct(self, depth: int, kept: Kept) -> Fields:
         fields: dict[int, Any] = {}
-        number = 0
+        last = 0
         while header := self._byte():
-            number = number + (header >> 4) if header >> 4 else self._integer()
-            if number in fields:
-                raise FooterError(f"field {number} twice")
+            number = last + (header >> 4) if header >> 4 else self._integer()
+            if number <= last:
+                raise FooterError(f"field {number} twice or out of order")
+            last = number
             kind = header & 15
-            fields[number] = kind == 1 if kind in (1, 2) else self._value(kind, depth + 1)
+            value = kind == 1 if kind in (1, 2) else self._value(kind, depth + 1, kept.get(number))
+            if number in kept:
+                fields[number] = value
+        if not fields:
+            return _NONE
+        self._structs_left -= 1
+        if self._structs_left < 0:
+            raise FooterError("more structs than its columns have")
         return fields
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _value(self, kind: int, depth: int, kept: Kept | None) -> Any:
+        """Return a value of what is kept, and go past any other."""
         if depth > DEPTH_MAX:
             raise FooterError(f"more than {DEPTH_MAX} levels")
         if kind in (1, 2, 3):  # in a list, a truth value is a byte
@@ -137,13 +181,17 @@ class _Compact:
         if kind in (9, 10):
             header = self._byte()
             count = header >> 4 if header >> 4 < 15 else self._varint()
-            return [self._value(header & 15, depth + 1) for _ in range(count)]
+            values = (self._value(header & 15, depth + 1, kept) for _ in range(count))
+            return deque(values, maxlen=0) if kept is None or header & 15 in (9, 10, 11) else list(values)
         if kind == 11:
             count = self._varint()
             kinds = self._byte() if count else 0
-            return [(self._value(kinds >> 4, depth + 1), self._value(kinds & 15, depth + 1)) for _ in range(count)]
+            for _ in range(count):
+                self._value(kinds >> 4, depth + 1, None)
+                self._value(kinds & 15, depth + 1, None)
+            return None
         if kind == 12:
-            return self._struct(depth)
+            return self._struct(depth, kept or _NONE)
         raise FooterError(f"a value of the unknown kind {kind}")
 
     def _byte(self) -> int:

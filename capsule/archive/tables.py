@@ -1,40 +1,51 @@
 """The tables of a capsule as Parquet: written with every float's bits, read back as from a stranger.
 
 Columns are plain and uncompressed (the container compresses), so a reader can bound what it will decode from the file's
-size. pyarrow is imported on use: only commands that read or write records pay for it.
+size. A table is never held whole: of one that is written a row group, of one that is read a row group and a few rows.
+pyarrow is imported on use: only commands that read or write records pay for it.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
-from capsule.archive.parquet_footer import SIZE_MAX, check_footer
+from capsule.archive.parquet_footer import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX, SIZE_MAX, check_footer
 from capsule.core.errors import MalformedError
 from capsule.core.record import float_bits, from_float_bits
 
-ROW_GROUP_ROWS = 65_536
+ROW_GROUP_BYTES = ROW_GROUP_BYTES_MAX // 2
+"""About as many are written into a row group; the other half is for a last batch of long texts, and for headers."""
 BATCH_ROWS = 4_096
-"""Rows of a large table that are held at a time."""
+BATCH_BYTES = ROW_GROUP_BYTES // 2
+"""Rows, and bytes at most of their values unless one row has more, that are written at a time."""
+ROW_BYTES_MAX = 2 << 20
+"""Bytes of a row that is read, and of the rows that are decoded at a time; a line of a journal has half as many."""
+LIST_MAX = 1 << 16
+"""Entries of a list of a footer, such as its columns or row groups; room is made for them before they are read."""
 FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2}
+VALUE_BYTES = 8
+"""What a value other than text has at most, and more than the length of a text."""
+CHARACTER_BYTES = 4
+
+Columns = Sequence[tuple[str, str]]
+"""Name and type of every column."""
 
 
-def write_table(columns: Sequence[tuple[str, str]], rows: Iterable[dict[str, Any]]) -> bytes:
-    """Return the Parquet bytes of `rows`, whose values are canonical scalars or None, in the order of `columns`.
+def write_table(file: BinaryIO, columns: Columns, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write `rows`, whose values are canonical scalars or None, to `file` as Parquet, in the order of `columns`.
 
     The rows of one row group are held at a time.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    left = iter(rows)
-    listed = list(islice(left, ROW_GROUP_ROWS))
-    schema = pa.schema([pa.field(name, _arrow_type(pa, kind)) for name, kind in columns])
-    sink = io.BytesIO()
+    schema = _schema(pa, columns)
     with pq.ParquetWriter(
-        sink,
+        file,
         schema,
         compression="none",
         use_dictionary=False,
@@ -42,77 +53,125 @@ def write_table(columns: Sequence[tuple[str, str]], rows: Iterable[dict[str, Any
         store_schema=False,
         version="2.6",
     ) as writer:
-        while True:
+        group: list[Any] = []
+        for listed in _batches(columns, rows):
             arrays = [_array(pa, kind, [row[name] for row in listed]) for name, kind in columns]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=ROW_GROUP_ROWS)
-            if not (listed := list(islice(left, ROW_GROUP_ROWS))):
-                break
-    return sink.getvalue()
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            if group and not _fits([*group, batch]):
+                writer.write_table(pa.Table.from_batches(group), row_group_size=ROW_GROUP_ROWS_MAX)
+                group = []
+            group.append(batch)
+        writer.write_table(pa.Table.from_batches(group, schema=schema), row_group_size=ROW_GROUP_ROWS_MAX)
 
 
-def read_table(data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, where: str) -> list[dict[str, Any]]:
-    """Read a table that must have exactly `columns` and at most `rows_max` rows, as canonical scalars.
+def _batches(columns: Columns, rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the rows in lists that are bounded by number and by an upper estimate of bytes."""
+    texts = [name for name, kind in columns if kind == "text"]
+    batch: list[Mapping[str, Any]] = []
+    size = 0
+    for row in rows:
+        row_size = VALUE_BYTES * len(columns) + CHARACTER_BYTES * sum(len(row[name] or "") for name in texts)
+        if batch and (len(batch) == BATCH_ROWS or size + row_size > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += row_size
+    if batch:
+        yield batch
+
+
+def _fits(batches: Sequence[Any]) -> bool:
+    """Whether batches may share a row group."""
+    rows = sum(int(batch.num_rows) for batch in batches)
+    size = sum(int(batch.nbytes) for batch in batches)
+    return rows <= ROW_GROUP_ROWS_MAX and size <= ROW_GROUP_BYTES
+
+
+def open_table(file: BinaryIO, columns: Columns, rows_max: int, where: str) -> Table:
+    """Open a table that must have exactly `columns` and at most `rows_max` rows; `file` can be read at any place.
 
     The footer is checked before anything is decoded: columns, rows, compression and sizes.
 
     Raises:
         MalformedError: the bytes are not such a table.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        check_footer(data, [name for name, _ in columns], rows_max)
-        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=SIZE_MAX, thrift_container_size_limit=SIZE_MAX)
-        _check_schema(pa, file, columns, where)
-        table = file.read(use_threads=False)
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
-        raise _no_table(error, where) from error
-    return list(_rows(pa, table, columns))
+    return Table(file, columns, rows_max, where)
 
 
-def scan_table(data: bytes, columns: Sequence[tuple[str, str]], rows_max: int, where: str) -> Iterator[dict[str, Any]]:
-    """Check the footer as `read_table` does, and return an iterator that decodes a few thousand rows at a time.
+class Table:
+    """A table's rows as canonical scalars, which can be gone through again; `len` is what its footer declares.
 
-    Raises:
-        MalformedError: the bytes are not such a table; of values, only while iterating.
+    Going through them reads one row group at a time, decodes a few thousand rows, and raises `MalformedError` where
+    values are none.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        check_footer(data, [name for name, _ in columns], rows_max)
-        file = pq.ParquetFile(io.BytesIO(data), thrift_string_size_limit=SIZE_MAX, thrift_container_size_limit=SIZE_MAX)
-        _check_schema(pa, file, columns, where)
-    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
-        raise _no_table(error, where) from error
-    return _scanned(pa, file, columns, where)
+    def __init__(self, file: BinaryIO, columns: Columns, rows_max: int, where: str) -> None:
+        import pyarrow as pa
+
+        self._file = file
+        self._columns = columns
+        self._where = where
+        try:
+            self._count = check_footer(file, [name for name, _ in columns], rows_max)
+            found = self._opened().schema_arrow
+        except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+            raise self._no_table(error) from error
+        if not found.equals(_schema(pa, columns)):
+            raise MalformedError(f"{where}: expected the frozen columns, found {', '.join(found.names)[:200]}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        import pyarrow as pa
+
+        left = self._count
+        try:
+            file = self._opened()
+            for group in range(file.num_row_groups):  # one by one: a batch of several row groups holds all of them
+                for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], use_threads=False):
+                    batch.validate(full=True)
+                    left -= batch.num_rows
+                    for part in _parts(batch):
+                        yield from self._rows(part)
+        except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+            raise self._no_table(error) from error
+        if left:
+            raise self._no_table(ValueError(f"{self._count - left} rows, of which its footer declares {self._count}"))
+
+    def _opened(self) -> Any:
+        import pyarrow.parquet as pq
+
+        # No buffer: a column of a row group is read in one, which the footer's bounds allow, and none of it copied.
+        return pq.ParquetFile(
+            self._file, pre_buffer=False, thrift_string_size_limit=SIZE_MAX, thrift_container_size_limit=LIST_MAX
+        )
+
+    def _rows(self, batch: Any) -> Iterator[dict[str, Any]]:
+        names = [name for name, _ in self._columns]
+        values = [_scalars(kind, batch.column(place)) for place, (_, kind) in enumerate(self._columns)]
+        for row in zip(*values, strict=True):
+            yield dict(zip(names, row, strict=True))
+
+    def _no_table(self, error: Exception) -> MalformedError:
+        words = str(error).splitlines() or [type(error).__name__]
+        return MalformedError(f"{self._where}: expected a Parquet table, found: {words[0][:200]}")
 
 
-def _scanned(pa: Any, file: Any, columns: Sequence[tuple[str, str]], where: str) -> Iterator[dict[str, Any]]:
-    try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
-            batch.validate(full=True)
-            yield from _rows(pa, pa.Table.from_batches([batch]), columns)
-    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
-        raise _no_table(error, where) from error
+def _parts(batch: Any) -> Iterator[Any]:
+    """Halve a batch until its parts are small, for text takes up to four times as many bytes when it is decoded."""
+    if batch.nbytes <= ROW_BYTES_MAX:
+        yield batch
+        return
+    if batch.num_rows == 1:
+        raise ValueError(f"a row of {batch.nbytes} bytes, of which at most {ROW_BYTES_MAX} are read")
+    half = batch.num_rows // 2
+    yield from _parts(batch.slice(0, half))
+    yield from _parts(batch.slice(half))
 
 
-def _no_table(error: Exception, where: str) -> MalformedError:
-    return MalformedError(f"{where}: expected a Parquet table, found: {str(error).splitlines()[0][:200]}")
-
-
-def _rows(pa: Any, table: Any, columns: Sequence[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    values = {name: _scalars(pa, kind, table.column(name)) for name, kind in columns}
-    for row in zip(*values.values(), strict=True):
-        yield dict(zip(values, row, strict=True))
-
-
-def _check_schema(pa: Any, file: Any, columns: Sequence[tuple[str, str]], where: str) -> None:
-    schema = pa.schema([pa.field(name, _arrow_type(pa, kind)) for name, kind in columns])
-    if not file.schema_arrow.equals(schema):
-        raise MalformedError(f"{where}: expected the frozen columns, found {', '.join(file.schema_arrow.names)[:200]}")
+def _schema(pa: Any, columns: Columns) -> Any:
+    return pa.schema([pa.field(name, _arrow_type(pa, kind)) for name, kind in columns])
 
 
 def _arrow_type(pa: Any, kind: str) -> Any:
@@ -134,16 +193,14 @@ def _array(pa: Any, kind: str, values: Sequence[Any]) -> Any:
     return pa.array(values, _arrow_type(pa, kind))
 
 
-def _scalars(pa: Any, kind: str, column: Any) -> list[Any]:
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], _arrow_type(pa, kind))
+def _scalars(kind: str, array: Any) -> list[Any]:
     if kind not in FLOAT_BYTES:
         values = array.to_pylist()
         if kind in ("int64", "uint64"):
             return [value if value is None or abs(value) < 2**53 else str(value) for value in values]
         return list(values)
     width = FLOAT_BYTES[kind]
-    bits = array.buffers()[1].to_pybytes() if len(array) else b""
+    bits = array.buffers()[1].slice(array.offset * width, len(array) * width).to_pybytes()
+    places = range(0, len(bits), width)
     valid = array.is_valid().to_pylist()
-    start = array.offset
-    places = range(start * width, (start + len(array)) * width, width)
     return [from_float_bits(bits[at : at + width], kind) if ok else None for at, ok in zip(places, valid, strict=True)]

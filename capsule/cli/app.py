@@ -232,7 +232,8 @@ def pack(
 
     if dry_run:
         items, _ = step.plan(find_workspace(protocol))
-        words.emit_planned(json_, items)
+        with items:
+            words.emit_planned(json_, items)
         return
     with bar("packing") as progress:
         packed = step.pack(protocol, output, force=force, progress=progress)

@@ -6,14 +6,15 @@ that of `verdict.CHECKS`, and a later check relies on what an earlier one could 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
+from typing import Any
 
 from capsule.core.attempt import COMPLETED, Settled, exit_faults
 from capsule.core.canonical import iterate_lines
 from capsule.core.digest import Digests, digest_of
 from capsule.core.errors import MalformedError
-from capsule.core.evidence import CELLS, NotChecked, Reading
+from capsule.core.evidence import CELLS, NotChecked, Reading, Rows
 from capsule.core.ledger_checks import (
     Checking,
     check_attempt_files,
@@ -298,18 +299,30 @@ def check_records(reading: Reading) -> Checking:
     if isinstance(reading.evidence.table, str):
         yield reading.evidence.table
         return ""
-    expected = list(table_rows(manifest, reading.cells, reading.account, reading.journals))
-    yield from _table_faults(reading.evidence.table, expected)
-    return f"{len(expected)} rows, {len(reading.cells)} of them final"
+    expected = table_rows(manifest, reading.cells, reading.account, reading.journals)
+    count = yield from _table_faults(reading.evidence.table, expected)
+    return f"{count} rows, {len(reading.cells)} of them final"
 
 
-def _table_faults(found: list[dict[str, object]], expected: list[dict[str, object]]) -> Iterator[str]:
-    if len(found) != len(expected):
-        yield f"4-records/rows.parquet: expected {len(expected)} rows by the journals, found {len(found)}"
-    for number, (left, right) in enumerate(zip(found, expected, strict=False)):
-        if left != right:
+def _table_faults(found: Rows, expected: Iterable[Mapping[str, Any]]) -> Generator[str, None, int]:
+    """Go through both beside each other, yield what differs and return how many rows are expected.
+
+    No row is decoded that nothing is expected for, or after more findings than are counted.
+    """
+    rows = iter(found)
+    faults: list[str] = []
+    count = 0
+    for right in expected:
+        left = next(rows, None) if len(faults) <= FINDINGS_COUNTED_MAX else None
+        if left is not None and left != right:
             names = [name for name in left.keys() | right.keys() if left.get(name, ...) != right.get(name, ...)]
-            yield f"4-records/rows.parquet: row {number}: {', '.join(sorted(names))}: not what the journals give"
+            words = f"row {count}: {', '.join(sorted(names))}: not what the journals give"
+            faults.append(f"4-records/rows.parquet: {words}")
+        count += 1
+    if len(found) != count:
+        yield f"4-records/rows.parquet: expected {count} rows by the journals, found {len(found)}"
+    yield from faults
+    return count
 
 
 def check_results(reading: Reading) -> Checking:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from capsule.core.attempt import Account
 from capsule.core.chain import Walk
@@ -33,6 +33,14 @@ CHAIN_BYTES_MAX = 6 << 20
 """Bytes of all manifests of a chain with their protocols, which leaves room for what is signed later."""
 
 
+class Rows(Protocol):
+    """The rows of a table, as often as is asked, and how many it declares; raises `MalformedError` over its values."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+
+    def __len__(self) -> int: ...
+
+
 @dataclass
 class Evidence:
     """A capsule's members as a reader handed them over; large ones only by digest.
@@ -43,7 +51,7 @@ class Evidence:
     What is gone through line by line may be in pieces. `sources` are the contents that are there; where
     lists were gone through, without as many as `matched` says, which the lists name, and `frozen` are those that they
     name and that are not there. `attempt_files` are the digests of every attempt's files; `table` the rows of the
-    packed table, or the words for why it was not read, and `telemetry_table` likewise, gone through once and in order.
+    packed table, or the words for why it cannot be read, and `telemetry_table` likewise.
     `later` are members of a newer minor version of the format, which are listed and hashed and not looked at.
     """
 
@@ -64,8 +72,8 @@ class Evidence:
     frozen: set[str] | Digests = field(default_factory=set)
     matched: int = 0
     sources: set[str] | Digests = field(default_factory=set)
-    table: list[dict[str, Any]] | str = ""
-    telemetry_table: Iterable[Mapping[str, Any]] | str = ()
+    table: Rows | str = ""
+    telemetry_table: Rows | str = ()
     results: Content = b""
     identity: str | None = None
 

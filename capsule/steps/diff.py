@@ -138,7 +138,7 @@ def _side(path: Path) -> Side:
         "plan": _read(_plan, found),
         "chain": _chain(found),
         "ledger": _ledger(found.account.attempts.values()),
-        "records": _records(found.evidence.table),
+        "records": _read(_records, found),
         "results": _results(found.results, found.verdict),
         "telemetry": _telemetry(found.account.attempts.values()),
         "members": _members(path),
@@ -222,11 +222,13 @@ def _ledger(attempts: Iterable[Attempt]) -> Leaves:
     return {"attempts": count, **totals, **each}
 
 
-def _records(table: list[dict[str, Any]] | str) -> Leaves:
-    """Return every row of the table by its cell; one that is not final by its attempt as well."""
+def _records(found: Judged) -> Iterator[tuple[str, Any]]:
+    """Yield every row of the table by its cell; one that is not final by its attempt as well."""
+    table = found.evidence.table
     if isinstance(table, str):
-        return {"not readable": table}
-    return {str(row["cell"]) if row["final"] else f"{row['cell']} of {row['attempt']}, not final": row for row in table}
+        raise MalformedError(table)
+    for row in table:
+        yield str(row["cell"]) if row["final"] else f"{row['cell']} of {row['attempt']}, not final", row
 
 
 def _results(results: Results | None, verdict: Verdict) -> Leaves:

@@ -7,17 +7,18 @@ bad: failed and pilot attempts, void rows and superseded manifests all go in.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, Self, cast
 
 from capsule.archive.layout import is_allowed
 from capsule.archive.model import Sealed
 from capsule.archive.readme import citation, verify_text
-from capsule.archive.tables import write_table
+from capsule.archive.tables import Columns, write_table
 from capsule.archive.writer import CapsuleWriter
 from capsule.core.digest import PREFIX, hex_of
 from capsule.core.errors import BrokenError, IncompleteError, MachineError, RefusedError, UsageError
@@ -35,22 +36,25 @@ CHUNK_BYTES = 1 << 20
 TELEMETRY = "telemetry.jsonl"
 SIZED = struct.Struct("=32sQ")
 """A digest and a size in bytes."""
+TABLE_IN_MEMORY_BYTES = 1 << 20
+"""A larger table waits in an unnamed file until it is packed."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One member to be packed: bytes, or a file to be streamed."""
+    """One member to be packed: bytes, or a file to be streamed, by its path or open."""
 
     name: str
     size: int
-    content: bytes | Path
+    content: bytes | Path | BinaryIO
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the content in pieces."""
         if isinstance(self.content, bytes):
             yield self.content
             return
-        with self.content.open("rb") as file:
+        with self.content.open("rb") if isinstance(self.content, Path) else nullcontext(self.content) as file:
+            file.seek(0)
             while piece := file.read(CHUNK_BYTES):
                 yield piece
 
@@ -88,10 +92,11 @@ def pack(
     was: Literal["absent", "replaced", "same"] = "absent"
     if path.exists() and path.stat().st_size:
         was = "replaced" if force else "same"
-    items, results = plan(workspace)
+    items, results = plan(workspace, None if was == "same" else path.parent)
     total, done = sum(item.size for item in items), 0
     try:
         with ExitStack() as stack:
+            stack.enter_context(items)
             target: BinaryIO | Path = path
             if was == "same":
                 target = cast(BinaryIO, _Same(path, stack.enter_context(path.open("rb"))))
@@ -182,12 +187,19 @@ class Contents:
 
 @dataclass(frozen=True)
 class Items:
-    """What is to be packed, in its order, and as often as is asked; of the sources no list is held."""
+    """What is to be packed, in its order, and as often as is asked until it is closed; of sources no list is held."""
 
     before: list[Item]
     sources: Contents
     after: list[Item]
     root: Path
+    tables: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tables.close()
 
     def __iter__(self) -> Iterator[Item]:
         yield from self.before
@@ -196,8 +208,14 @@ class Items:
         yield from self.after
 
 
-def plan(workspace: Workspace) -> tuple[Items, Results]:
-    """List the members in their order, and derive the results that go among them."""
+def plan(workspace: Workspace, folder: Path | None = None) -> tuple[Items, Results]:
+    """List the members in their order, and derive the results that go among them.
+
+    Tables are made, large ones in files without a name in `folder`, by default one for temporary files.
+
+    Raises:
+        MachineError: a table cannot be made.
+    """
     now = standing(workspace)
     if not now.chain.events:
         raise IncompleteError(
@@ -212,19 +230,44 @@ def plan(workspace: Workspace) -> tuple[Items, Results]:
         )
     manifest, cells = now.generation.manifest, now.cells
     results = derive(manifest, final_rows(manifest, cells, now.account, now.journals), now.account)
-    table = write_table(
-        table_columns(manifest.protocol.observations), table_rows(manifest, cells, now.account, now.journals)
-    )
     before = [*_manifests(now), *_ledger(now), *_attempts(workspace, now)]
-    before.append(_bytes("4-records/rows.parquet", table))
-    before += _telemetry(workspace, now)
+    columns = table_columns(manifest.protocol.observations)
+    rows = table_rows(manifest, cells, now.account, now.journals)
     chain_files = [generation.files for generation in now.generations]
     after = [
         _bytes("7-results/results.json", results.to_bytes()),
         _bytes("8-README/CITATION.cff", citation(manifest)),
         _bytes("8-README/VERIFY.md", verify_text(manifest, chain_files)),
     ]
-    return Items(before, _sources(now), after, workspace.root), results
+    sources = _sources(now)
+    with ExitStack() as tables:
+        for name, its_columns, its_rows in (
+            ("4-records/rows.parquet", columns, rows),
+            ("4-records/telemetry.parquet", TELEMETRY_COLUMNS, _samples(workspace, now)),
+        ):
+            if its_rows is not None:
+                file = tables.enter_context(_table(name, its_columns, its_rows, folder))
+                before.append(Item(name, file.tell(), file))
+        return Items(before, sources, after, workspace.root, tables.pop_all()), results
+
+
+def _table(name: str, columns: Columns, rows: Iterable[Mapping[str, Any]], folder: Path | None) -> BinaryIO:
+    """Write a table to a file that is gone when it is closed, whatever happens to this process."""
+    place = None if folder is None else str(folder)
+    file = cast(BinaryIO, tempfile.SpooledTemporaryFile(TABLE_IN_MEMORY_BYTES, dir=place))  # noqa: SIM115 - returned
+    try:
+        write_table(file, columns, rows)
+        file.flush()
+    except BaseException as error:
+        with suppress(OSError):  # of what is still to be written
+            file.close()
+        if not isinstance(error, OSError):
+            raise
+        raise MachineError(
+            f"cannot make {name}: {error.strerror or error}",
+            hint="nothing was left behind; free some space or choose another folder, then pack again",
+        ) from error
+    return file
 
 
 def _bytes(name: str, data: bytes) -> Item:
@@ -254,13 +297,12 @@ def _attempts(workspace: Workspace, now: Standing) -> Iterator[Item]:
             yield Item(f"3-attempts/{attempt.id}/{name}", digest.size, workspace.attempts / attempt.id / name)
 
 
-def _telemetry(workspace: Workspace, now: Standing) -> Iterator[Item]:
-    """Give the table of all samples, if there are any."""
+def _samples(workspace: Workspace, now: Standing) -> Iterator[Mapping[str, Any]] | None:
+    """Return the rows of all samples, None if there are none."""
     names = [item.id for item in now.account.attempts.values() if item.end and TELEMETRY in item.end.files]
     rows = telemetry_rows((name, read_regular(workspace.attempts / name / TELEMETRY) or b"") for name in names)
     first = next(rows, None)
-    if first is not None:
-        yield _bytes("4-records/telemetry.parquet", write_table(TELEMETRY_COLUMNS, chain([first], rows)))
+    return None if first is None else chain([first], rows)
 
 
 def _sources(now: Standing) -> Contents:

@@ -91,7 +91,7 @@ def _chosen(
     manifest: Manifest, planned: Sequence[Cell], evidence: Evidence, cells: Sequence[str], limit: int | None
 ) -> list[Cell]:
     """Return the cells to recompute: the named ones, or a sample drawn by the frozen seed from those that are ok."""
-    assert isinstance(evidence.table, list)
+    assert not isinstance(evidence.table, str)
     observed = {row["cell"] for row in evidence.table if row["final"] and row["status"] == "ok"}
     by_name = {cell.cell: cell for cell in planned}
     if cells:
@@ -139,7 +139,7 @@ def _recompute(
 def _compared(
     manifest: Manifest, chosen: Sequence[Cell], evidence: Evidence, found: dict[str, dict[str, Scalar | None] | str]
 ) -> list[Replayed]:
-    assert isinstance(evidence.table, list)
+    assert not isinstance(evidence.table, str)
     recorded = {row["cell"]: row for row in evidence.table if row["final"]}
     compared = []
     for cell in chosen:

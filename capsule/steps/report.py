@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from capsule.core.attempt import Attempt, Settled
 from capsule.core.document import Block, Bullets, Code, Heading, Inline, Paragraph, Strong, Table
 from capsule.core.errors import MachineError, MalformedError, UsageError
+from capsule.core.evidence import Rows
 from capsule.core.manifest import Manifest
 from capsule.core.markdown import markdown
 from capsule.core.page import page
@@ -165,7 +166,7 @@ def _charges(results: Results) -> list[Block]:
     return [Heading(2, "What it cost"), Table(("unit", "device-seconds charged", "budget", "attempts"), rows)]
 
 
-def _devices(attempts: Mapping[str, Attempt], table: Sequence[Mapping[str, object]]) -> list[Block]:
+def _devices(attempts: Mapping[str, Attempt], table: Rows) -> list[Block]:
     """Say what the devices were seen doing, and whether any attempt that counts may have shared its own."""
     settled = {name: item.end for name, item in attempts.items() if isinstance(item.end, Settled)}
     rows = [
@@ -219,7 +220,7 @@ def _summaries(results: Results) -> list[Block]:
     return [Heading(2, "Observations by arm"), Table(head, rows)]
 
 
-def _cells(manifest: Manifest, table: Sequence[dict[str, object]]) -> list[Block]:
+def _cells(manifest: Manifest, table: Rows) -> list[Block]:
     names = [column.name for column in manifest.protocol.observations]
     head = ("cell", "workload", "arm", "seed", "start", "block", "status", "attempt", *names)
     final = [_cell_row(row, names) for row in table if row["final"]]
@@ -228,7 +229,7 @@ def _cells(manifest: Manifest, table: Sequence[dict[str, object]]) -> list[Block
     return [*blocks, Heading(2, "Rows that did not become final"), Table(head, other)] if other else blocks
 
 
-def _cell_row(row: dict[str, object], names: Iterable[str]) -> tuple[str, ...]:
+def _cell_row(row: Mapping[str, object], names: Iterable[str]) -> tuple[str, ...]:
     status = f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
     fixed = (
         row["cell"],

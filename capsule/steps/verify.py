@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from capsule.archive.kept import Kept
+from capsule.archive.kept import Kept, as_file
 from capsule.archive.layout import is_allowed
 from capsule.archive.model import Finding
 from capsule.archive.reader import Chunk, End, MemberEnd, MemberStart, walk
-from capsule.archive.tables import read_table, scan_table
+from capsule.archive.tables import Table, open_table
 from capsule.core.attempt_files import AttemptFiles
 from capsule.core.digest import PREFIX, Digests, is_digest
 from capsule.core.errors import CapsuleError, MachineError, MalformedError, UsageError
@@ -126,9 +126,9 @@ def collect(stream: BinaryIO, *, whole_lists: bool = True) -> Evidence:
                     _note(evidence.member_findings, words)
             case "7-results":
                 evidence.results = _content(kept)
-    evidence.table = _table(b"".join(pieces(tables.get("rows.parquet", b""))), evidence)
+    evidence.table = _table(as_file(tables.get("rows.parquet", b"")), evidence)
     if "telemetry.parquet" in tables:
-        evidence.telemetry_table = _telemetry_table(b"".join(pieces(tables["telemetry.parquet"])), evidence)
+        evidence.telemetry_table = _telemetry_table(as_file(tables["telemetry.parquet"]), evidence)
     return evidence
 
 
@@ -221,21 +221,21 @@ def _is_kept(name: str) -> bool:
     return name.startswith(("1-manifest/", "2-ledger", "4-records/", "7-results/"))
 
 
-def _table(data: bytes, evidence: Evidence) -> list[dict[str, object]] | str:
-    """Read the packed table by the columns of the manifest in force, or say why not."""
+def _table(file: BinaryIO, evidence: Evidence) -> Table | str:
+    """Open the packed table by the columns of the manifest in force, or say why not."""
     files = evidence.generations.get(len(evidence.generations), {})
     try:
         manifest = Manifest.from_bytes(files.get("manifest.json", b""), "manifest.json")
         rows_max = manifest.cells.count + sum(map(count_lines, evidence.journals.values()))
-        return read_table(data, table_columns(manifest.protocol.observations), rows_max, "4-records/rows.parquet")
+        return open_table(file, table_columns(manifest.protocol.observations), rows_max, "4-records/rows.parquet")
     except CapsuleError as error:
         return error.message
 
 
-def _telemetry_table(data: bytes, evidence: Evidence) -> Iterator[dict[str, object]] | str:
+def _telemetry_table(file: BinaryIO, evidence: Evidence) -> Table | str:
     """Open the packed table of samples, or say why not."""
     rows_max = sum(map(count_lines, evidence.telemetry.values()))
     try:
-        return scan_table(data, TELEMETRY_COLUMNS, rows_max, "4-records/telemetry.parquet")
+        return open_table(file, TELEMETRY_COLUMNS, rows_max, "4-records/telemetry.parquet")
     except CapsuleError as error:
         return error.message

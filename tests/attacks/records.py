@@ -7,6 +7,7 @@ so only a check of meaning finds the fault.
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capsule.archive.tables import read_table, write_table
 from capsule.core.canonical import join_lines, parse_lines
 from capsule.core.manifest import Manifest
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns
@@ -38,6 +38,7 @@ from tests.attacks.vectors import (
     with_member,
     with_results,
 )
+from tests.tables import read_rows, table_bytes
 
 
 def journal_of(old: bytes, new: bytes) -> Callable[[], Members]:
@@ -91,8 +92,8 @@ def rows(change: Change) -> Callable[[], Members]:
     """Change the rows of the packed table."""
 
     def build() -> Members:
-        found = read_table(golden()[ROWS], columns(), 1000, ROWS)
-        return with_member(ROWS, write_table(columns(), either(change(found), found)))
+        found = read_rows(golden()[ROWS], columns(), 1000, ROWS)
+        return with_member(ROWS, table_bytes(columns(), either(change(found), found)))
 
     return build
 
@@ -130,6 +131,23 @@ def footer(old: bytes, new: bytes) -> Callable[[], Members]:
     return build
 
 
+def with_room(size: int) -> Callable[[], Members]:
+    """Let the first column have so many bytes, most of them behind its page, with all rows as they were."""
+
+    def build() -> Members:
+        whole = golden()[ROWS]
+        start = len(whole) - 8 - struct.unpack("<I", whole[-8:-4])[0]
+        head, tail = re.split(rb"(?<=\x04cell\x15\x00\x16\x10)\x16..\x16..(?=\x26)", whole[start:-8], flags=re.S)
+        number, left = b"", 2 * size
+        while left > 127:
+            number, left = number + bytes([left & 127 | 128]), left >> 7
+        sizes = b"\x16" + number + bytes([left])
+        changed = head + sizes * 2 + tail
+        return with_member(ROWS, whole[:start] + bytes(size) + changed + struct.pack("<I", len(changed)) + b"PAR1")
+
+    return build
+
+
 def table_vectors() -> Iterator[Vector]:
     """The packed table: rows that are not the journals', and Parquet that lies (R-09)."""
     tables: dict[str, Callable[[], Members]] = {
@@ -158,6 +176,7 @@ def table_vectors() -> Iterator[Vector]:
         "h12-table-codec-that-does-not-exist": footer(b"\x04cell\x15\x00", b"\x04cell\x15\x7e"),
         "h12-table-encoding-that-does-not-exist": footer(b"\x06\x00\x19\x18\x04cell", b"\x7e\x00\x19\x18\x04cell"),
         "h12-table-values-more-than-rows": footer(b"\x04cell\x15\x00\x16\x10", b"\x04cell\x15\x00\x16\x7e"),
+        "h12-table-row-group-too-large": with_room(8 << 20),
         "h12-table-count-of-rows": footer(b"\x16\x10\x19", b"\x16\x7e\x19"),
     }
     for name, build in tables.items():
@@ -226,8 +245,8 @@ def telemetry_vectors() -> Iterator[Vector]:
 
     def seen_rows(change: Change) -> Callable[[], Members]:
         def build() -> Members:
-            found = read_table(sampled()[SAMPLES], TELEMETRY_COLUMNS, 10_000, SAMPLES)
-            return with_member(SAMPLES, write_table(TELEMETRY_COLUMNS, either(change(found), found)), sampled())
+            found = read_rows(sampled()[SAMPLES], TELEMETRY_COLUMNS, 10_000, SAMPLES)
+            return with_member(SAMPLES, table_bytes(TELEMETRY_COLUMNS, either(change(found), found)), sampled())
 
         return build
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from container_forge import forge
 
-from capsule.archive.tables import read_table, write_table
 from capsule.core.canonical import canonical
 from capsule.core.manifest import Manifest
 from capsule.core.table import table_columns
@@ -25,6 +24,7 @@ from capsule.steps.verify import verify
 from tests.attacks.vectors import MANIFEST, ROWS, Members, events, golden, with_events, with_file
 from tests.fuzz.mutators import changed, mutate_bytes
 from tests.golden.make import seal
+from tests.tables import read_rows, table_bytes
 
 BASES = ["supported", "refuted", "budget-ended", "results-edited", "row-removed", "charge-lowered", "results-missing"]
 CHANGES = int(os.environ.get("CAPSULE_CHANGES", "10"))
@@ -75,7 +75,7 @@ def event(chance: random.Random, members: Members) -> tuple[str, bytes]:
 def row(chance: random.Random, members: Members) -> tuple[str, bytes]:
     """Leave out, repeat, move or change one row of the packed table."""
     columns = table_columns(Manifest.from_bytes(members[MANIFEST], "x").protocol.observations)
-    rows = read_table(members[ROWS], columns, 1000, ROWS)
+    rows = read_rows(members[ROWS], columns, 1000, ROWS)
     at = chance.randrange(len(rows))
     match chance.randrange(3):
         case 0:
@@ -95,7 +95,7 @@ def row(chance: random.Random, members: Members) -> tuple[str, bytes]:
                 {**rows[at], name: chance.choice(values.get(kind, [0.5, "NaN", None]))},
                 *rows[at + 1 :],
             ]
-    return f"row {at}", seal({**members, ROWS: write_table(columns, found)})
+    return f"row {at}", seal({**members, ROWS: table_bytes(columns, found)})
 
 
 def journal(chance: random.Random, members: Members) -> tuple[str, bytes]:

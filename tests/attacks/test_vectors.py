@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import pytest
 from capsule.core.errors import MalformedError
 from capsule.steps.verify import verify
 from tests.attacks.items import ITEMS, table, vectors, vectors_of
-from tests.attacks.vectors import MALFORMED, ROOT, Vector
+from tests.attacks.records import parquet, with_room
+from tests.attacks.vectors import MALFORMED, ROOT, Members, Vector
 from tests.conformance import verifier
 from tests.conftest import Capsule
+from tests.golden.make import seal
 
 EXIT = {"intact": 0, "broken": 1, "incomplete": 3}
 PARTS = 24
@@ -53,6 +56,14 @@ def test_vectors(number: int) -> None:
         second = verifier.verify(data)
         answer = second["integrity"], second["outcome"], second["failed"]
         assert answer == (verdict.integrity, verdict.outcome, [*failed]), vector.name
+
+
+@pytest.mark.parametrize("build", [with_room((8 << 20) - 4096), parquet(row_group_size=1)])
+def test_tables_that_are_just_allowed(build: Callable[[], Members]) -> None:
+    """R-09: a large row group, and many small ones, are the same table to both verifiers."""
+    data = seal(build())
+    assert verify(io.BytesIO(data)).integrity == "intact"
+    assert verifier.verify(data)["integrity"] == "intact"
 
 
 @pytest.mark.parametrize("vector", vectors()[::40], ids=lambda vector: vector.name)

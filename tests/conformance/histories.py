@@ -11,7 +11,6 @@ import random
 import struct
 from typing import Any
 
-from capsule.archive.tables import write_table
 from capsule.core.attempt import COMPLETED, DATA, Account, Clock, Event, EventName, apply
 from capsule.core.canonical import canonical, join_lines
 from capsule.core.digest import digest_of
@@ -26,6 +25,7 @@ from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows, tel
 from capsule.core.telemetry import READINGS, Sample, summarize, worst
 from capsule.core.toml import read_protocol
 from tests.golden.make import Members, rechain
+from tests.tables import table_bytes
 
 BOOT = "00000000-0000-0000-0000-000000000001"
 REVISION = "12" * 20
@@ -378,7 +378,7 @@ class _History:
             **self.files,
             "2-ledger.jsonl": ledger,
             "2-ledger.head.json": canonical(head),
-            "4-records/rows.parquet": write_table(table_columns(manifest.protocol.observations), rows),
+            "4-records/rows.parquet": table_bytes(table_columns(manifest.protocol.observations), rows),
             **telemetry_table(self.files, account),
             "7-results/results.json": results.to_bytes(),
             "8-README/VERIFY.md": b"Look.\n",
@@ -389,7 +389,7 @@ def telemetry_table(members: Members, account: Account) -> Members:
     """Return the table of the samples of an account's attempts, if there are any."""
     names = [(name, f"3-attempts/{name}/telemetry.jsonl") for name in account.attempts]
     rows = list(telemetry_rows((name, members[place]) for name, place in names if place in members))
-    return {"4-records/telemetry.parquet": write_table(TELEMETRY_COLUMNS, rows)} if rows else {}
+    return {"4-records/telemetry.parquet": table_bytes(TELEMETRY_COLUMNS, rows)} if rows else {}
 
 
 def sample(chance: random.Random, device: str, at_ms: int, energy_mj: int, odd: float) -> Sample:

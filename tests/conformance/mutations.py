@@ -17,7 +17,6 @@ from typing import Any
 from histories import telemetry_table
 
 from capsule.archive.layout import is_allowed
-from capsule.archive.tables import read_table, write_table
 from capsule.core.canonical import canonical, join_lines
 from capsule.core.checks import CHECK_FUNCTIONS
 from capsule.core.digest import digest_of
@@ -31,6 +30,7 @@ from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows
 from capsule.core.telemetry import Sample, read_samples, summarize, worst
 from capsule.core.toml import read_protocol
 from tests.golden.make import Members, rechain
+from tests.tables import read_rows, table_bytes
 
 LEDGER, HEAD = "2-ledger.jsonl", "2-ledger.head.json"
 SAMPLES = "4-records/telemetry.parquet"
@@ -187,7 +187,7 @@ def _rows(chance: random.Random, members: Members) -> Members:
         return members
     columns = table_columns(reading.manifest.protocol.observations)
     try:
-        rows = read_table(members.get(ROWS, b""), columns, 10_000, ROWS)
+        rows = read_rows(members.get(ROWS, b""), columns, 10_000, ROWS)
     except MalformedError:
         rows = []
     if not rows:
@@ -207,7 +207,7 @@ def _rows(chance: random.Random, members: Members) -> Members:
                 "uint64": [0, 1, None], "float64": ["-0", 0, "NaN", "NaN:7ff0000000000001", None, 1.5, "Infinity"],
             }  # fmt: skip
             rows[at] = {**rows[at], name: chance.choice(values.get(kind, ["-0", 0, "NaN", None, 1.5]))}
-    return {**members, ROWS: write_table(columns, rows)}
+    return {**members, ROWS: table_bytes(columns, rows)}
 
 
 def _journal(chance: random.Random, members: Members) -> Members:
@@ -240,7 +240,7 @@ def _telemetry(chance: random.Random, members: Members) -> Members:
     if kind == 0 and SAMPLES in members:
         data = members[SAMPLES]
         try:
-            rows = read_table(data, TELEMETRY_COLUMNS, 10_000, SAMPLES)
+            rows = read_rows(data, TELEMETRY_COLUMNS, 10_000, SAMPLES)
         except MalformedError:
             rows = []
         if not rows:
@@ -249,7 +249,7 @@ def _telemetry(chance: random.Random, members: Members) -> Members:
         name, kind_of = chance.choice(TELEMETRY_COLUMNS)
         odd = {"text": [None, "", "x"], "bool": [None, True], "int64": [None, 3, "-9007199254740993"]}[kind_of]
         new = [[], [rows[at], rows[at]], [{**rows[at], name: chance.choice(odd)}]][chance.randrange(3)]
-        return {**members, SAMPLES: write_table(TELEMETRY_COLUMNS, [*rows[:at], *new, *rows[at + 1 :]])}
+        return {**members, SAMPLES: table_bytes(TELEMETRY_COLUMNS, [*rows[:at], *new, *rows[at + 1 :]])}
     if kind == 1 and files:
         name = chance.choice(files)
         lines = members[name].splitlines()
@@ -396,7 +396,7 @@ def mend(members: Members, original: Members) -> Members:
     try:
         args = reading.manifest, reading.cells, reading.account, reading.journals
         columns = table_columns(reading.manifest.protocol.observations)
-        members[ROWS] = write_table(columns, table_rows(*args))
+        members[ROWS] = table_bytes(columns, table_rows(*args))
         members[RESULTS] = derive(reading.manifest, final_rows(*args), reading.account).to_bytes()
     except (KeyError, AssertionError):
         pass

@@ -22,7 +22,6 @@ import pytest
 import verifier
 from mutations import HEAD, LEDGER, ROWS, SAMPLES, mend, mutate
 
-from capsule.archive.tables import read_table, write_table
 from capsule.core.canonical import canonical, join_lines, parse_lines
 from capsule.core.digest import digest_of
 from capsule.core.errors import MalformedError
@@ -30,6 +29,7 @@ from capsule.core.estimate import t_quantile
 from capsule.core.table import TELEMETRY_COLUMNS
 from capsule.steps.verify import verify
 from tests.golden.make import MANIFEST, Members, rechain, row_removed, seal, unpack
+from tests.tables import read_rows, table_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -362,9 +362,9 @@ def torn_samples() -> Members:
 def table_of_samples(change: Callable[[list[dict[str, Any]]], Any]) -> Members:
     """Change the table of the samples only."""
     honest = sampled()
-    rows = read_table(honest[SAMPLES], TELEMETRY_COLUMNS, 10_000, SAMPLES)
+    rows = read_rows(honest[SAMPLES], TELEMETRY_COLUMNS, 10_000, SAMPLES)
     change(rows)
-    return {**honest, SAMPLES: write_table(TELEMETRY_COLUMNS, rows)}
+    return {**honest, SAMPLES: table_bytes(TELEMETRY_COLUMNS, rows)}
 
 
 ALIEN = {"foreign": [7], "exclusivity": "contaminated"}

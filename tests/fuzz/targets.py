@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from capsule.archive.access import open_member
 from capsule.archive.reader import examine
-from capsule.archive.tables import read_table, scan_table, write_table
+from capsule.archive.tables import open_table
 from capsule.core.canonical import canonical, parse, parse_lines, parse_strict
 from capsule.core.chain import Head
 from capsule.core.digest import digest_of
@@ -45,6 +45,7 @@ from tests.archive.container_forge import SMALL, entry, forge, pack_with_writer,
 from tests.conformance import histories, verifier
 from tests.fuzz.guard import only_reading
 from tests.golden.make import Members, seal, unpack
+from tests.tables import table_bytes
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -325,21 +326,22 @@ PARQUET = [("text", "text"), ("bool", "bool"), ("int64", "int64"), ("float64", "
 def parquet_seeds() -> list[bytes]:
     row: dict[str, Any] = {"text": "é", "bool": True, "int64": "-9007199254740993", "float64": "NaN", "float16": 1.5}
     empty = dict.fromkeys(row)
-    return [write_table(PARQUET, rows) for rows in ([], [row], [row, empty] * 20)]
+    return [table_bytes(PARQUET, rows) for rows in ([], [row], [row, empty] * 20)]
 
 
 @target(parquet_seeds, "bytes", 10)
 def parquet(data: bytes) -> None:
     """Any bytes as a table."""
-    for reader in (read_table, scan_table):
-        try:
-            rows = list(reader(data, PARQUET, 50, "x"))
-        except MalformedError:
-            continue
-        assert len(rows) <= 50
-        for row in rows:
-            for name, kind in PARQUET:
-                assert row[name] is None or encode(row[name], kind) == row[name]
+    try:
+        table = open_table(io.BytesIO(data), PARQUET, 50, "x")
+        rows = list(table)
+    except MalformedError:
+        return
+    assert len(rows) == len(table) <= 50
+    assert repr(list(table)) == repr(rows)
+    for row in rows:
+        for name, kind in PARQUET:
+            assert row[name] is None or encode(row[name], kind) == row[name]
 
 
 LISTS: list[Callable[[bytes], Any]] = [

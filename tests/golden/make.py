@@ -25,7 +25,6 @@ import rfc8785
 
 from capsule.archive import layout
 from capsule.archive.reader import examine
-from capsule.archive.tables import read_table, write_table
 from capsule.archive.writer import CapsuleWriter
 from capsule.core.canonical import canonical, join_lines, parse_lines
 from capsule.core.checks import CHECK_FUNCTIONS
@@ -37,6 +36,7 @@ from capsule.core.results import derive
 from capsule.core.table import table_columns, table_rows
 from capsule.steps.verify import collect
 from tests.study import make_study
+from tests.tables import read_rows, table_bytes
 
 FOLDER = Path(__file__).parent
 Members = dict[str, bytes]
@@ -116,8 +116,8 @@ def outcome_edited(members: Members) -> Members:
 def row_removed(members: Members) -> Members:
     """A row missing from the table."""
     columns = table_columns(Manifest.from_bytes(members[MANIFEST], "manifest").protocol.observations)
-    rows = read_table(members["4-records/rows.parquet"], columns, 1000, "rows")
-    return {**members, "4-records/rows.parquet": write_table(columns, rows[:-1])}
+    rows = read_rows(members["4-records/rows.parquet"], columns, 1000, "rows")
+    return {**members, "4-records/rows.parquet": table_bytes(columns, rows[:-1])}
 
 
 def journal_edited(members: Members) -> Members:
@@ -227,7 +227,7 @@ def resealed(members: Members) -> Members:
         list(CHECK_FUNCTIONS[identifier](reading))
     assert reading.manifest is not None
     known = reading.manifest, reading.cells, reading.account, reading.journals
-    table = write_table(table_columns(reading.manifest.protocol.observations), table_rows(*known))
+    table = table_bytes(table_columns(reading.manifest.protocol.observations), table_rows(*known))
     results = derive(reading.manifest, final_rows(*known), reading.account)
     return {**changed, "4-records/rows.parquet": table, RESULTS: results.to_bytes()}
 

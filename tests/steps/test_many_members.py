@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from capsule.core.digest import digest_of
 from capsule.core.errors import BrokenError, MachineError, RefusedError
 from capsule.core.judge import judge
 from capsule.core.manifest import SourceEntry, sources_bytes
+from capsule.host.workspace import find_workspace
 from capsule.steps import extract as extracting
 from capsule.steps.extract import extract, extract_sources
-from capsule.steps.pack import Contents, Items
+from capsule.steps.pack import Contents, Items, pack, plan
 from capsule.steps.show import Listing, members
 from capsule.steps.verify import collect
 from tests.attacks.vectors import SOURCES, golden, with_list
@@ -234,6 +236,35 @@ def test_a_full_disk_is_as_it_was_before(name: str, small: Path, small_disk: Pat
         extract(small, small_disk / name)
     assert "the space on its disk" in str(caught.value.hint)
     assert below(small_disk) == []
+
+
+def test_tables_that_wait_in_files_are_packed_like_others(
+    signed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files without a name in the folder of the capsule, of which nothing is left; listing leaves nothing either."""
+    monkeypatch.setattr("capsule.steps.pack.TABLE_IN_MEMORY_BYTES", 1)
+    packed = pack(signed, tmp_path / "x.capsule")
+    assert packed.path.read_bytes() == signed.with_suffix(".capsule").read_bytes()
+    with plan(find_workspace(signed), tmp_path)[0] as items:
+        opened = [item for item in items if not isinstance(item.content, bytes | Path)]
+        assert [item.name for item in opened] == ["4-records/rows.parquet"]
+        once, again = (b"".join(opened[0].chunks()) for _ in range(2))
+        assert once == again
+        assert len(once) == opened[0].size
+        assert below(tmp_path) == ["x.capsule"]
+    assert opened[0].content.closed  # type: ignore[union-attr]
+    assert below(tmp_path) == ["x.capsule"]
+
+
+def test_a_disk_that_takes_no_table_is_an_error_of_the_machine(
+    signed: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule.steps.pack.TABLE_IN_MEMORY_BYTES", 1)
+    with suppress(OSError):
+        (small_disk / "full").write_bytes(bytes(1 << 20))
+    with pytest.raises(MachineError, match=r"cannot make 4-records/rows.parquet: No space left on device") as caught:
+        pack(signed, small_disk / "x.capsule")
+    assert (caught.value.exit_code, below(small_disk)) == (5, ["full"])
 
 
 def test_what_is_packed_of_sources_is_in_order_and_small() -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt
 from capsule.core.document import visible
+from capsule.core.errors import MalformedError
+from capsule.core.evidence import Rows
 from capsule.core.plan import crossed
 from capsule.core.protocol import Protocol
 from capsule.core.record import number
@@ -85,19 +87,28 @@ def write(found: Judged, capsule: Path, folder: Folder) -> None:
 
 
 def _attempt_runs(found: Judged, protocol: Protocol | None) -> Iterator[Run]:
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in found.evidence.table if isinstance(found.evidence.table, list) else ():
-        rows.setdefault(str(row["attempt"]), []).append(row)
+    rows = _rows_of_attempts(found.evidence.table)
     for attempt in found.account.attempts.values():
         run = _attempt_run(attempt)
         yield run
         if protocol is None:
             continue
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
         for row in rows.get(attempt.id, ()):
             groups.setdefault((str(row["arm"]), str(row["workload"])), []).append(row)
         for (arm, workload), group in groups.items():
             yield _arm_run(protocol, run, arm, workload, group)
+
+
+def _rows_of_attempts(table: Rows | str) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the rows of the packed table by attempt; none of a table that cannot be read."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    try:
+        for row in () if isinstance(table, str) else table:
+            rows.setdefault(str(row["attempt"]), []).append(row)
+    except MalformedError:
+        return {}
+    return rows
 
 
 def _attempt_run(attempt: Attempt) -> Run:
@@ -120,7 +131,7 @@ def _attempt_run(attempt: Attempt) -> Run:
     return run
 
 
-def _arm_run(protocol: Protocol, parent: Run, arm: str, workload: str, rows: list[dict[str, Any]]) -> Run:
+def _arm_run(protocol: Protocol, parent: Run, arm: str, workload: str, rows: list[Mapping[str, Any]]) -> Run:
     run = Run(f"{parent.name} {arm} {workload}", parent.status, parent.began_ms, parent.ended_ms, parent.name)
     run.tags = {"attempt": parent.name, "pilot": parent.tags["pilot"], "outcome": parent.tags["outcome"]}
     run.params = {"arm": arm, "workload": workload}
