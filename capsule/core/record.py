@@ -40,7 +40,7 @@ _INTEGER_TEXT = re.compile(r"-?[0-9]{1,20}")
 _INTEGER = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RawRow:
     """One row of a journal: its cell, its values in canonical form, or the error that took their place."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capsule.core.errors import MalformedError
-from capsule.core.plan import Cell
+from capsule.core.plan import Cell, enumerate_cells
 from capsule.core.progress import final_rows, processes
 from capsule.core.results import EstimateResult, Results, agree, derive, failing_stop_gate, result_pieces
 from capsule.core.tally import text
@@ -315,3 +316,31 @@ def test_names_that_look_like_numbers_are_names(one: str, other: str) -> None:
     assert list(agree({"estimate": one}, {"estimate": other}))
     assert list(agree({"mean": one}, {"mean": other}))
     assert not list(agree({"mean": "1e-310"}, {"mean": "1.1e-310"}))
+
+
+def test_deriving_keeps_neither_rows_nor_cells() -> None:
+    """P-06: what twenty thousand cells come to that were not run is gone through row by row."""
+    many = History([generation(edited(('"abba"', '"abba"\nblocks = 834')))]).opened()
+    cells, account = enumerate_cells(many.manifest.protocol), many.account
+    derive(many.manifest, final_rows(many.manifest, cells, account, {}), account)
+    tracemalloc.start()
+    found = derive(many.manifest, final_rows(many.manifest, cells, account, {}), account)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.cells == {"ok": 0, "failed": 0, "not_run": 20_016}
+    assert found.reasons == {"not_run: pending": 20_016}
+    assert peak < 100_000
+
+
+def test_results_of_many_workloads_take_little_for_each_start() -> None:
+    """P-12: two thousand workloads, each with three starts of an estimate, take some hundred bytes for each start."""
+    levels = "".join(f'[[factors]]\nname = "f{n}"\nlevels = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n' for n in range(3))
+    many = History([generation(appended(levels, to=edited(('"abba"', '"listed"'))))]).opened()
+    cells, account = enumerate_cells(many.manifest.protocol), many.account
+    tracemalloc.start()
+    found = derive(many.manifest, final_rows(many.manifest, cells, account, {}), account)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(found.estimates), len(found.hypotheses[0].components)] == [2000, 2000]
+    assert found.estimates[-1].starts[-1].reason == "c011998: pending"
+    assert peak < 2000 * 3 * 500
