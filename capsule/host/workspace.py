@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from capsule.core.digest import PREFIX, digest_of
@@ -39,9 +40,9 @@ class Generation:
     files: dict[str, bytes]
     lists: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def cells(self) -> list[Cell]:
-        """The planned cells."""
+    @cached_property
+    def cells(self) -> Sequence[Cell]:
+        """The planned cells, read once, for a run looks at them before each of its processes."""
         return read_cells(self.files["cells.jsonl"], str(self.directory / "cells.jsonl"))
 
     def sources(self, revision: str | None = None) -> list[SourceEntry]:
