@@ -1,7 +1,8 @@
 """The footer of a Parquet file, read before pyarrow sees it: some values that no writer writes abort the process there.
 
 A footer is one struct in Thrift's compact protocol. Only what bounds the decoding is looked at: the codec and the
-encodings of every column, that nothing is encrypted, and that every enumeration has a value that exists.
+encodings of every column, that nothing is encrypted, and that every enumeration has a value that exists. The footer
+only claims encodings; the header of every page says them, and is read likewise before its row group is decoded.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 MAGIC = b"PAR1"
@@ -21,11 +23,15 @@ ROW_GROUP_BYTES_MAX = 8 << 20
 """Bytes that the columns of a row group declare together: a reader holds one row group, and a page is no larger."""
 
 DEPTH_MAX = 16
-UNCOMPRESSED = 0
+UNCOMPRESSED = DATA_PAGE = 0
 ENCODINGS = frozenset({0, 3})
 """PLAIN and RLE, of values and of the levels that say which are null; others can be larger decoded than encoded."""
 
 TYPES, REPETITIONS, CONVERTED_TYPES = range(8), range(3), range(22)
+PAGES_MAX = 256
+"""Pages of a column in a row group; the writer makes one for each mebibyte or 20,000 rows."""
+PAGE_HEADER_BYTES_MAX = 1024
+
 _VARINT_BYTES_MAX = 10
 Fields = Mapping[int, Any]
 """A struct: values by the number of their field."""
@@ -33,7 +39,8 @@ Kept = Mapping[int, Any]
 """What is kept of a struct: numbers of fields, each with what is kept of the structs that are there."""
 
 _NONE: Kept = {}
-_COLUMN = dict.fromkeys((1, 2, 3, 4, 5, 6, 7, 9), _NONE)
+_COLUMN = dict.fromkeys((1, 2, 3, 4, 5, 6, 7, 9, 11), _NONE)
+_PAGE = {1: _NONE, 2: _NONE, 3: _NONE, 5: {1: _NONE, 2: _NONE}}
 _CHUNK = {1: _NONE, 3: _COLUMN, 8: _NONE, 9: _NONE}
 _LEAF = dict.fromkeys((1, 3, 4, 5, 6), _NONE)
 _FILE = {2: _LEAF, 3: _NONE, 4: {1: _CHUNK, 3: _NONE}, 8: _NONE, 9: _NONE}
@@ -46,17 +53,25 @@ class FooterError(ValueError):
     """Words for a footer that is none, or that asks for more than plain uncompressed columns."""
 
 
-def check_footer(source: BinaryIO, columns: Sequence[str], rows_max: int) -> int:
-    """Hold the footer of a Parquet file to flat, plain, uncompressed columns of these names (R-09); return its rows.
+@dataclass(frozen=True)
+class RowGroup:
+    """How many rows a row group declares, and for each column where in the file it begins and how many bytes it has."""
+
+    rows: int
+    places: tuple[tuple[int, int], ...]
+
+
+def check_footer(source: BinaryIO, columns: Sequence[str], rows_max: int) -> list[RowGroup]:
+    """Hold the footer of a Parquet file to flat, plain, uncompressed columns of these names (R-09).
 
     Raises:
         FooterError: it says otherwise, or cannot be read.
     """
     footer, file_size = _read_footer(source)
     try:
-        file = _Compact(footer).whole()
+        file = _Compact(footer).whole(_FILE)
         _check_schema(file, [name.encode() for name in columns])
-        rows = total = file[3]
+        rows = file[3]
         if not 0 <= rows <= rows_max or len(file[4]) > rows_max + 1:
             raise FooterError(f"{rows} rows declared, of which at most {rows_max} are expected")
         for group in file[4]:
@@ -75,7 +90,7 @@ def check_footer(source: BinaryIO, columns: Sequence[str], rows_max: int) -> int
         raise FooterError("a footer that cannot be read") from error
     if rows:
         raise FooterError("another number of rows than in its row groups")
-    return int(total)
+    return [RowGroup(group[3], tuple((chunk[3][9], chunk[3][7]) for chunk in group[1])) for group in file[4]]
 
 
 def _read_footer(source: BinaryIO) -> tuple[bytes, int]:
@@ -92,6 +107,35 @@ def _read_footer(source: BinaryIO) -> tuple[bytes, int]:
         raise FooterError(f"a footer of {size} bytes, of which at most {SIZE_MAX} are read")
     source.seek(file_size - 8 - size)
     return source.read(size), file_size
+
+
+def check_pages(source: BinaryIO, group: RowGroup) -> None:
+    """Hold the columns of a row group to plain pages of all its rows (R-09).
+
+    Raises:
+        FooterError: a page is something else, or cannot be read.
+    """
+    for start, size in group.places:
+        _check_pages(source, start, start + size, group.rows)
+
+
+def _check_pages(source: BinaryIO, start: int, end: int, left: int) -> None:
+    for _ in range(PAGES_MAX):
+        if not left:
+            return
+        source.seek(start)
+        try:
+            header, header_size = _Compact(source.read(min(end - start, PAGE_HEADER_BYTES_MAX))).first(_PAGE)
+            kind, size, values, encoding = header[1], header[3], header[5][1], header[5][2]
+            is_plain = kind == DATA_PAGE and encoding in ENCODINGS and header[2] == size
+        except (IndexError, KeyError, TypeError, struct.error, FooterError) as error:
+            raise FooterError("a page of other than plain values") from error
+        start += header_size + size
+        if not is_plain or not 0 <= values <= left or size < 0 or start > end:
+            raise FooterError("a page of other than plain values")
+        left -= values
+    if left:
+        raise FooterError(f"more than {PAGES_MAX} pages of a column in a row group")
 
 
 def _check_schema(file: Fields, columns: Sequence[bytes]) -> None:
@@ -114,6 +158,8 @@ def _check_column(chunk: Fields, size: int) -> None:
     column = chunk[3]
     if 1 in chunk or 8 in chunk or 9 in chunk:
         raise FooterError("a column in another file, or encrypted")
+    if 11 in column:
+        raise FooterError("a column with a dictionary")
     _one_of(TYPES, column[1], "type")
     if column[4] != UNCOMPRESSED or not ENCODINGS.issuperset(column[2]):
         raise FooterError(f"codec {column[4]}, encodings {sorted(set(column[2]))}; plain uncompressed columns expected")
@@ -140,12 +186,16 @@ class _Compact:
         self._at = 0
         self._structs_left = 16 + len(data) // STRUCT_BYTES
 
-    def whole(self) -> Fields:
+    def whole(self, kept: Kept) -> Fields:
         """Return the one struct that the bytes are."""
-        fields = self._struct(0, _FILE)
-        if self._at != len(self._data):
+        fields, size = self.first(kept)
+        if size != len(self._data):
             raise FooterError("bytes behind the footer's end")
         return fields
+
+    def first(self, kept: Kept) -> tuple[Fields, int]:
+        """Return the struct that the bytes begin with, and how many it has."""
+        return self._struct(0, kept), self._at
 
     def _struct(self, depth: int, kept: Kept) -> Fields:
         fields: dict[int, Any] = {}
@@ -181,8 +231,10 @@ class _Compact:
         if kind in (9, 10):
             header = self._byte()
             count = header >> 4 if header >> 4 < 15 else self._varint()
+            if kept is not None and header & 15 in (9, 10, 11):
+                raise FooterError("lists within a list")
             values = (self._value(header & 15, depth + 1, kept) for _ in range(count))
-            return deque(values, maxlen=0) if kept is None or header & 15 in (9, 10, 11) else list(values)
+            return deque(values, maxlen=0) if kept is None else list(values)
         if kind == 11:
             count = self._varint()
             kinds = self._byte() if count else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from capsule.archive.parquet_footer import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX, SIZE_MAX, check_footer
+from capsule.archive.parquet_footer import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX, SIZE_MAX, check_footer, check_pages
 from capsule.core.errors import MalformedError
 from capsule.core.record import float_bits, from_float_bits
 
@@ -112,7 +112,8 @@ class Table:
         self._columns = columns
         self._where = where
         try:
-            self._count = check_footer(file, [name for name, _ in columns], rows_max)
+            self._groups = check_footer(file, [name for name, _ in columns], rows_max)
+            self._count = sum(group.rows for group in self._groups)
             found = self._opened().schema_arrow
         except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
             raise self._no_table(error) from error
@@ -128,8 +129,9 @@ class Table:
         left = self._count
         try:
             file = self._opened()
-            for group in range(file.num_row_groups):  # one by one: a batch of several row groups holds all of them
-                for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], use_threads=False):
+            for number, group in enumerate(self._groups):  # one by one: a batch of several row groups holds all of them
+                check_pages(self._file, group)
+                for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], use_threads=False):
                     batch.validate(full=True)
                     left -= batch.num_rows
                     for part in _parts(batch):

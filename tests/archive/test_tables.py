@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
@@ -65,7 +66,8 @@ def test_row_groups_are_bounded_by_bytes() -> None:
 def parquet(table: Any, **options: Any) -> bytes:
     """Write a table of pyarrow's in the form of R-09, but for the options."""
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="none", use_dictionary=False, write_statistics=False, **options)
+    settings = {"compression": "none", "use_dictionary": False, "write_statistics": False, "store_schema": False}
+    pq.write_table(table, sink, **(settings | options))
     return sink.getvalue()
 
 
@@ -78,6 +80,31 @@ def test_larger_row_groups_are_refused(count: int, group: int) -> None:
         open_table(io.BytesIO(parquet(table, row_group_size=group)), COLUMNS[:2], count, "t")
     small = parquet(table, row_group_size=group // 64)
     assert sum(row["number"] for row in open_table(io.BytesIO(small), COLUMNS[:2], count, "t")) == sum(range(count))
+
+
+def test_a_dictionary_that_the_footer_hides_is_refused() -> None:
+    """R-09: 4 KiB that decode to 4 MiB, a page of a dictionary before one of indices; the footer says neither."""
+    data = parquet(pa.table({"name": ["x" * 1_000] * 4_000}), use_dictionary=True)
+    assert len(data) < 4_000
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[start:-8].replace(b"\x19\x35\x00\x06\x10", b"\x19\x35\x00\x06\x00")
+    footer, count = re.subn(rb"\x26..\x26\x08\x29", b"\x26\x08\x49", footer, flags=re.DOTALL)
+    changed = data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    assert (count, pq.ParquetFile(io.BytesIO(changed)).read().num_rows) == (1, 4_000)
+    with pytest.raises(MalformedError, match="a page of other than plain values"):
+        read_rows(changed, COLUMNS[:1], 4_000, "t")
+
+
+def test_pages_are_few() -> None:
+    """R-09: the headers of pages are read in Python, so a column of a row group has no thousands of them."""
+    for count in (256, 257):
+        table = pa.table({"number": pa.array(range(count), pa.int64())})
+        data = parquet(table, data_page_size=1, write_batch_size=1)
+        if count > 256:
+            with pytest.raises(MalformedError, match="more than 256 pages"):
+                read_rows(data, COLUMNS[1:2], count, "t")
+        else:
+            assert [row["number"] for row in read_rows(data, COLUMNS[1:2], count, "t")] == list(range(count))
 
 
 def test_a_row_of_more_than_any_journal_has_is_refused_before_it_is_decoded() -> None:

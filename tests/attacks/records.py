@@ -110,6 +110,17 @@ def parquet(**options: Any) -> Callable[[], Members]:
     return build
 
 
+def hidden(encodings: bytes, **options: Any) -> Callable[[], Members]:
+    """Write the same table in an encoding that the footer does not name: the last of a list is PLAIN there."""
+
+    def build() -> Members:
+        whole = parquet(**options)()[ROWS]
+        assert whole.count(encodings) == 1
+        return with_member(ROWS, whole.replace(encodings, encodings[:-1] + b"\x00"))
+
+    return build
+
+
 def renamed_column() -> Members:
     table = pq.read_table(pa.BufferReader(golden()[ROWS]))
     sink = io.BytesIO()
@@ -176,6 +187,8 @@ def table_vectors() -> Iterator[Vector]:
         "h12-table-codec-that-does-not-exist": footer(b"\x04cell\x15\x00", b"\x04cell\x15\x7e"),
         "h12-table-encoding-that-does-not-exist": footer(b"\x06\x00\x19\x18\x04cell", b"\x7e\x00\x19\x18\x04cell"),
         "h12-table-values-more-than-rows": footer(b"\x04cell\x15\x00\x16\x10", b"\x04cell\x15\x00\x16\x7e"),
+        "h12-table-delta-encoding-hidden": hidden(b"\x19\x25\x06\x0e", column_encoding={"cell": "DELTA_BYTE_ARRAY"}),
+        "h12-table-dictionary-hidden": hidden(b"\x19\x35\x00\x06\x10", use_dictionary=["cell"]),
         "h12-table-row-group-too-large": with_room(8 << 20),
         "h12-table-count-of-rows": footer(b"\x16\x10\x19", b"\x16\x7e\x19"),
     }

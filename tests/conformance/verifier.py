@@ -1648,6 +1648,7 @@ def check_footer(data: bytes, names: list[bytes]) -> None:
         plain = all(meta[4] == 0 and {*meta[2]} <= {0, 3} and not {1, 8, 9} & {*part} for part, meta in parts)
         kinds = all(0 <= leaf[1] < 8 and 0 <= leaf[3] < 3 and 0 <= leaf.get(6, 0) < 22 for leaf in file[2][1:])
         sizes = all(0 <= meta[key] < 2**63 and 0 <= meta[1] < 8 for _, meta in parts for key in (6, 7, 9))
+        sizes &= not any(11 in meta for _, meta in parts)
         flat = [leaf[4] for leaf in file[2][1:]] == names and not any(leaf.get(5) for leaf in file[2][1:])
         whole = all([part[3][3] for part in group[1]] == [[name] for name in names] for group in file[4])
         whole &= all(part[3][5] == group[3] for group in file[4] for part in group[1])
@@ -1657,6 +1658,28 @@ def check_footer(data: bytes, names: list[bytes]) -> None:
         raise Bad("a footer that cannot be read") from error
     if rest or not (plain and kinds and sizes and flat and whole and small) or {8, 9} & {*file}:
         raise Bad("a footer of other than plain columns, whole and uncompressed")
+    if not all(plain_pages(data, part[3], group[3]) for group in file[4] for part in group[1]):
+        raise Bad("pages of other than plain values")
+
+
+def plain_pages(data: bytes, meta: dict[int, Any], rows: int) -> bool:
+    """Whether a column of a row group is few enough pages that are what its footer says they are."""
+    rest = data[meta[9] : meta[9] + meta[7]]
+    for _ in range(256):
+        if rows <= 0:
+            break
+        try:
+            page, tail = thrift(12, rest[:1024], 0)
+            size, values = page[3], page[5][1]
+            if (page[1], page[2]) != (0, size) or page[5][2] not in (0, 3) or size < 0 or not 0 <= values <= rows:
+                return False
+        except (IndexError, KeyError, TypeError, struct.error):
+            return False
+        used = len(rest[:1024]) - len(tail) + size
+        if used > len(rest):
+            return False
+        rest, rows = rest[used:], rows - values
+    return not rows
 
 
 def thrift(kind: int, data: bytes, depth: int) -> tuple[Any, bytes]:
