@@ -57,7 +57,7 @@ def compact(value: Model) -> None:
     for item in value.__dict__.values():
         if isinstance(item, Model):
             compact(item)
-    names = _COMPLETE.setdefault(type(value), set(type(value).model_fields))
+    names = _COMPLETE.get(type(value)) or _COMPLETE.setdefault(type(value), set(type(value).model_fields))
     object.__setattr__(value, "__pydantic_fields_set__", names)
 
 

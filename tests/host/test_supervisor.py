@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule.core.attempt import Attempt, Exit, Settled
+from capsule.core.attempt import EVIDENCE_MAX, Attempt, Exit, Settled
 from capsule.core.plan import enumerate_cells
 from capsule.core.progress import Process, outcome_of
 from capsule.core.record import read_journal
@@ -714,6 +714,21 @@ def test_frozen_sources_that_changed_are_refused_before_and_found_after(bench: B
     refused = bench.account().attempts[supervision.attempt].refused
     assert refused is not None
     assert refused.reason == "source_changed"
+
+
+def test_words_that_a_trial_makes_long_are_shortened_in_the_ledger(bench: Bench) -> None:
+    """L-01: a module's name of megabytes, which the end quotes, leaves an event that every reader takes."""
+    (bench.snapshot / "trial.py").write_text(
+        "import atexit, json, os\ndef forge():\n    folder = os.path.dirname(os.environ['CAPSULE_RECORDS'])\n"
+        "    words = [json.dumps({'module': 'm,' * n, 'file': '/x', 'sha256': None}) for n in range(400000, 400005)]\n"
+        "    open(os.path.join(folder, 'imports.jsonl'), 'w').write('\\n'.join([*words, '']))\n"
+        "atexit.register(forge)\ndef f(cell):\n    return {'x': 1.0}\n"
+    )
+    ended = end(bench.go(protocol_of(trial="trial:f")))
+    assert ended.outcome == "provenance"
+    assert "m,m,m" in ended.evidence
+    assert "characters cut" in ended.evidence
+    assert len(ended.evidence) <= EVIDENCE_MAX
 
 
 def test_a_module_that_nobody_froze_is_found(bench: Bench, tmp_path: Path) -> None:
