@@ -229,15 +229,16 @@ def check_imports(reading: Reading) -> Checking:
     if reading.manifest is None:
         raise NotChecked("the manifest could not be read")
     plan = reserved_processes(reading.cells, reading.account)
-    arms_of = {ordinal: sorted({cell.arm for cell in process.cells}) for ordinal, process in plan.items()}
+    known = {arm.name: arm for arm in reading.manifest.protocol.arms}
+    names_of = {ordinal: {cell.arm for cell in process.cells} for ordinal, process in plan.items()}
+    arms_of = {ordinal: [known[name] for name in names] for ordinal, names in names_of.items()}
     modules, identity = 0, reading.manifest.identity
     for attempt in reading.account.attempts.values():
         own = attempt.reserved is not None and attempt.reserved.manifest == identity
         if not own or attempt.pilot or attempt.end is None or attempt.end.outcome not in COMPLETED:
             continue
         data = reading.evidence.provenance.get(attempt.id)
-        names = arms_of.get(attempt.reserved.process, []) if attempt.reserved else []
-        arms = [reading.manifest.protocol.arm(name) for name in names]
+        arms = arms_of.get(attempt.reserved.process, []) if attempt.reserved else []
         if data is None:
             if any(arm.trial for arm in arms):
                 yield f"{attempt.id}: expected a record of what its trial imported, found none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -35,12 +35,14 @@ def check(protocol: Protocol) -> Iterator[Complaint]:
     yield from _check_arms(protocol)
     for index, column in enumerate(protocol.observations):
         yield from _check_observation(column, ("observations", index))
+    arms, columns = {arm.name for arm in protocol.arms}, {column.name: column for column in protocol.observations}
     for index, gate in enumerate(protocol.gates):
-        yield from _check_gate(protocol, gate, ("gates", index))
+        yield from _check_gate(columns, gate, ("gates", index))
     for index, estimate in enumerate(protocol.estimates):
-        yield from _check_estimate(protocol, estimate, ("estimates", index))
+        yield from _check_estimate(protocol, arms, columns, estimate, ("estimates", index))
+    estimates, gates = {item.name for item in protocol.estimates}, {gate.name for gate in protocol.gates}
     for index, hypothesis in enumerate(protocol.hypotheses):
-        yield from _check_hypothesis(protocol, hypothesis, ("hypotheses", index))
+        yield from _check_hypothesis(estimates, gates, hypothesis, ("hypotheses", index))
     starts = len(protocol.design.seeds) * protocol.design.starts
     if protocol.estimates and 2 <= starts < protocol.analysis.starts_min:
         words = f"expected at most the {starts} planned starts, found {protocol.analysis.starts_min}"
@@ -86,11 +88,11 @@ def _check_observation(column: Observation, at: tuple[str | int, ...]) -> Iterat
         yield (*at, "replay", "rule"), f"a {column.type} observation can only be compared exactly"
 
 
-def _check_gate(protocol: Protocol, gate: Gate, at: tuple[str | int, ...]) -> Iterator[Complaint]:
-    if gate.observation not in {column.name for column in protocol.observations}:
+def _check_gate(columns: Mapping[str, Observation], gate: Gate, at: tuple[str | int, ...]) -> Iterator[Complaint]:
+    if gate.observation not in columns:
         yield (*at, "observation"), f"expected a declared observation, found {gate.observation!r}"
         return
-    column = protocol.observation(gate.observation)
+    column = columns[gate.observation]
     if column.type == "text":
         yield (*at, "observation"), "a gate needs a number, found a text observation"
     elif (gate.rule == "finite") != (gate.limit is None):
@@ -151,9 +153,13 @@ def support(column: Observation) -> tuple[Decimal, Decimal]:
     return Decimal(low), Decimal(high)
 
 
-def _check_estimate(protocol: Protocol, estimate: Estimate, at: tuple[str | int, ...]) -> Iterator[Complaint]:
-    arms = {arm.name for arm in protocol.arms}
-    columns = {column.name: column for column in protocol.observations}
+def _check_estimate(
+    protocol: Protocol,
+    arms: Set[str],
+    columns: Mapping[str, Observation],
+    estimate: Estimate,
+    at: tuple[str | int, ...],
+) -> Iterator[Complaint]:
     column = columns.get(estimate.observation)
     if column is None:
         yield (*at, "observation"), f"expected a declared observation, found {estimate.observation!r}"
@@ -173,7 +179,9 @@ def _check_estimate(protocol: Protocol, estimate: Estimate, at: tuple[str | int,
         yield ("design", "starts"), "an interval needs two process starts: give more seeds or starts"
 
 
-def _check_hypothesis(protocol: Protocol, hypothesis: Hypothesis, at: tuple[str | int, ...]) -> Iterator[Complaint]:
+def _check_hypothesis(
+    estimates: Set[str], gates: Set[str], hypothesis: Hypothesis, at: tuple[str | int, ...]
+) -> Iterator[Complaint]:
     rule = hypothesis.rule
     needed = {
         "interval_above": {"estimate", "threshold"},
@@ -185,10 +193,10 @@ def _check_hypothesis(protocol: Protocol, hypothesis: Hypothesis, at: tuple[str 
         given = getattr(hypothesis, key) not in (None, ())
         if given != (key in needed):
             yield (*at, key), f"the rule {rule} {'needs' if key in needed else 'does not take'} `{key}`"
-    if hypothesis.estimate and hypothesis.estimate not in {item.name for item in protocol.estimates}:
+    if hypothesis.estimate and hypothesis.estimate not in estimates:
         yield (*at, "estimate"), f"expected a declared estimate, found {hypothesis.estimate!r}"
     for name in hypothesis.gates:
-        if name not in {gate.name for gate in protocol.gates}:
+        if name not in gates:
             yield (*at, "gates"), f"expected a declared gate, found {name!r}"
     if hypothesis.low and hypothesis.high and Decimal(hypothesis.low) >= Decimal(hypothesis.high):
         yield (*at, "high"), f"expected a value above {hypothesis.low}, found {hypothesis.high}"
