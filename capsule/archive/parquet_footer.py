@@ -60,6 +60,11 @@ class RowGroup:
     rows: int
     places: tuple[tuple[int, int], ...]
 
+    @property
+    def size(self) -> int:
+        """The bytes of all columns."""
+        return sum(size for _, size in self.places)
+
 
 def check_footer(source: BinaryIO, columns: Sequence[str], rows_max: int) -> list[RowGroup]:
     """Hold the footer of a Parquet file to flat, plain, uncompressed columns of these names (R-09).

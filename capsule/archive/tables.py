@@ -19,8 +19,8 @@ ROW_GROUP_BYTES = ROW_GROUP_BYTES_MAX // 2
 BATCH_ROWS = 4_096
 BATCH_BYTES = ROW_GROUP_BYTES // 2
 """Rows, and bytes at most of their values unless one row has more, that are written at a time."""
-ROW_BYTES_MAX = 2 << 20
-"""Bytes of a row that is read, and of the rows that are decoded at a time; a line of a journal has half as many."""
+ROW_BYTES_MAX = 5 << 18
+"""Bytes of a row that is read, a quarter more than a line of a journal has, and about as many are decoded at a time."""
 LIST_MAX = 1 << 16
 """Entries of a list of a footer, such as its columns or row groups; room is made for them before they are read."""
 FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2}
@@ -131,7 +131,8 @@ class Table:
             file = self._opened()
             for number, group in enumerate(self._groups):  # one by one: a batch of several row groups holds all of them
                 check_pages(self._file, group)
-                for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], use_threads=False):
+                rows = min(BATCH_ROWS, 1 + group.rows * ROW_BYTES_MAX // max(1, group.size))
+                for batch in file.iter_batches(batch_size=rows, row_groups=[number], use_threads=False):
                     batch.validate(full=True)
                     left -= batch.num_rows
                     for part in _parts(batch):
