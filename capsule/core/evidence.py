@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from capsule.core.attempt import Account
+from capsule.core.account import Account
 from capsule.core.chain import Walk
 from capsule.core.digest import Digests
 from capsule.core.ledger_pass import LedgerPass

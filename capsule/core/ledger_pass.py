@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
+from capsule.core.account import Account, apply
 from capsule.core.attempt import (
-    Account,
     Attempt,
     DeviceClean,
     Event,
@@ -24,7 +24,6 @@ from capsule.core.attempt import (
     Refused,
     Reserved,
     Settled,
-    apply,
 )
 from capsule.core.chain import Walk
 from capsule.core.errors import shortened

@@ -13,7 +13,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Literal
 
-from capsule.core.attempt import COMPLETED, INTERRUPTED, Account, Attempt
+from capsule.core.account import Account
+from capsule.core.attempt import COMPLETED, INTERRUPTED, Attempt
 from capsule.core.manifest import Manifest
 from capsule.core.plan import Cell, Plan, running
 from capsule.core.record import Journal, Scalar

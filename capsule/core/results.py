@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from capsule.core.attempt import Account
+from capsule.core.account import Account
 from capsule.core.canonical import canonical, canonical_checked
 from capsule.core.decision import Decision, combine, decide_gates, decide_interval
 from capsule.core.digest import Digest

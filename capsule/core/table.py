@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from capsule.core.attempt import Account
+from capsule.core.account import Account
 from capsule.core.canonical import canonical
 from capsule.core.lines import Content
 from capsule.core.manifest import Manifest

@@ -23,17 +23,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from capsule.core.attempt import (
-    DATA,
-    Account,
-    Clock,
-    Event,
-    EventLine,
-    EventName,
-    Sealed,
-    add_up,
-    apply,
-)
+from capsule.core.account import Account, add_up, apply
+from capsule.core.attempt import DATA, Clock, Event, EventLine, EventName, Sealed
 from capsule.core.canonical import canonical
 from capsule.core.chain import Chain, Head, encode, head_faults, read, refuse_large
 from capsule.core.digest import Digest, digest_of

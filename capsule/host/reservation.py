@@ -15,7 +15,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from capsule.core.attempt import Account, Clock, Refused, Reserved
+from capsule.core.account import Account
+from capsule.core.attempt import Clock, Refused, Reserved
 from capsule.core.errors import BudgetError, RefusedError
 from capsule.core.schema import Model, Natural
 from capsule.host.clock import ClockSource, read_clock

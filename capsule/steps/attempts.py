@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from typing import Protocol as Interface
 
-from capsule.core.attempt import COMPLETED, INTERRUPTED, Account, Reserved, Unit
+from capsule.core.account import Account
+from capsule.core.attempt import COMPLETED, INTERRUPTED, Reserved, Unit
 from capsule.core.canonical import canonical
 from capsule.core.digest import digest_of, hex_of
 from capsule.core.errors import BusyError, CapsuleError, DriftError, MachineError, RefusedError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from capsule.core.attempt import Account, add_up
+from capsule.core.account import Account, add_up
 from capsule.core.chain import Walk
 from capsule.core.errors import CapsuleError
 from capsule.core.evidence import Evidence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from capsule.core.attempt import Account, Attempt
+from capsule.core.account import Account
+from capsule.core.attempt import Attempt
 from capsule.core.manifest import Manifest
 from capsule.core.plan import Cell
 from capsule.core.progress import remaining, reserved_processes

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from capsule.core.attempt import Account, ManifestAdopted, Opened
+from capsule.core.account import Account
+from capsule.core.attempt import ManifestAdopted, Opened
 from capsule.core.errors import BusyError, DriftError, MachineError, RefusedError
 from capsule.core.progress import counts, final_rows, remaining
 from capsule.core.protocol import reserved_ms

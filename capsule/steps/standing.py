@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from capsule.core.attempt import Account
+from capsule.core.account import Account
 from capsule.core.chain import Chain, Head
 from capsule.core.digest import digest_of
 from capsule.core.errors import BrokenError

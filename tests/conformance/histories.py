@@ -11,7 +11,8 @@ import random
 import struct
 from typing import Any
 
-from capsule.core.attempt import COMPLETED, DATA, Account, Clock, Event, EventName, apply
+from capsule.core.account import Account, apply
+from capsule.core.attempt import COMPLETED, DATA, Clock, Event, EventName
 from capsule.core.canonical import canonical, join_lines
 from capsule.core.digest import digest_of
 from capsule.core.errors import ProtocolError

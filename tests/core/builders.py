@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from capsule.core.account import Account, add_up
 from capsule.core.attempt import (
     OF_DEVICE,
     OF_EXIT_ZERO,
     OF_SIGKILL,
-    Account,
     Charge,
     Clock,
     DeviceClean,
@@ -35,7 +35,6 @@ from capsule.core.attempt import (
     Settled,
     Spawned,
     TreeEmpty,
-    add_up,
 )
 from capsule.core.chain import Head, encode, read
 from capsule.core.digest import digest_of

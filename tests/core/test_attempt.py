@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from capsule.core.account import Account, add_up, apply
 from capsule.core.attempt import (
     COMPLETED,
     DATA,
@@ -18,7 +19,6 @@ from capsule.core.attempt import (
     TERMINAL,
     TRANSITIONS,
     WITHOUT_ATTEMPT,
-    Account,
     Charge,
     Clock,
     Correction,
@@ -39,8 +39,6 @@ from capsule.core.attempt import (
     State,
     Stopping,
     TreeEmpty,
-    add_up,
-    apply,
     exit_faults,
 )
 from capsule.core.digest import digest_of

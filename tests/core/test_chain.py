@@ -10,7 +10,8 @@ from builders import BOOT, History, honest, lines_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capsule.core.attempt import Clock, Heartbeat, Sealed, Spawned, Stopping, add_up
+from capsule.core.account import add_up
+from capsule.core.attempt import Clock, Heartbeat, Sealed, Spawned, Stopping
 from capsule.core.chain import (
     EVENT_BYTES_MAX,
     LINE_BYTES_MAX,

@@ -10,7 +10,8 @@ import pytest
 from builders import History, edited, generation, honest, rechained
 
 from capsule.core import ledger_pass
-from capsule.core.attempt import Attempt, Heartbeat, Reserved, Settled, add_up
+from capsule.core.account import add_up
+from capsule.core.attempt import Attempt, Heartbeat, Reserved, Settled
 from capsule.core.chain import read
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge

@@ -11,17 +11,8 @@ from typing import Any
 
 import pytest
 
-from capsule.core.attempt import (
-    Account,
-    Attempt,
-    Charge,
-    Event,
-    ManifestAdopted,
-    Opened,
-    Reserved,
-    Settled,
-    exit_faults,
-)
+from capsule.core.account import Account
+from capsule.core.attempt import Attempt, Charge, Event, ManifestAdopted, Opened, Reserved, Settled, exit_faults
 from capsule.core.manifest import sources_bytes
 from capsule.core.plan import enumerate_cells
 from capsule.core.progress import Process, processes

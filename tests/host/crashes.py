@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from capsule.core.attempt import Attempt, add_up
+from capsule.core.account import add_up
+from capsule.core.attempt import Attempt
 from capsule.core.chain import Head, head_faults, read
 from capsule.core.ledger_checks import _charge_faults
 from capsule.host.cgroup import places
