@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
+from capsule.archive.tables import ROW_BYTES_MAX
 from capsule.core.canonical import join_lines, parse_lines
 from capsule.core.digest import digest_of
 from capsule.core.errors import WORDS_MAX
 from capsule.core.verdict import Verdict
 from capsule.steps.verify import verify
+from tests.attacks.records import columns
 from tests.attacks.vectors import (
     CELLS,
     HEAD,
@@ -23,6 +25,7 @@ from tests.attacks.vectors import (
     MANIFEST,
     PROVENANCE,
     RESULTS,
+    ROWS,
     SOURCES,
     TOML,
     golden,
@@ -31,8 +34,18 @@ from tests.attacks.vectors import (
 )
 from tests.conformance import verifier
 from tests.golden.make import seal
+from tests.tables import read_rows, table_bytes
 
 MEBIBYTES = 12 << 20
+
+
+def table_of_long_texts() -> bytes:
+    """Return the packed table with reasons of as many bytes as are read, of which each takes four in memory."""
+    rows = read_rows(golden()[ROWS], columns(), 100, ROWS)
+    long = "x" * (ROW_BYTES_MAX - 900) + "\U0001f600"
+    return table_bytes(columns(), [{**row, "reason": long} for row in rows])
+
+
 SAMPLED = "3-attempts/a000001/telemetry.jsonl"
 BOMBS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "manifest of arrays": (MANIFEST, lambda: b"[" + b"[]," * (MEBIBYTES // 3) + b"[]]", "V-04"),
@@ -53,6 +66,8 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "imports of one text": (PROVENANCE, lambda: b'"' + b"x" * MEBIBYTES + b'"\n', "V-16"),
     "journal of zeros": (JOURNAL, lambda: bytes(MEBIBYTES), "V-17"),
     "samples of one text": (SAMPLED, lambda: b'{"words":"' + b"x" * MEBIBYTES + b'"}\n', "V-14"),
+    "table of long texts": (ROWS, table_of_long_texts, "V-17"),
+    "table of zeros": (ROWS, lambda: b"PAR1" + bytes(64 << 20) + b"\x00\x10\x00\x00PAR1", "V-17"),
     "protocol of numbers": (TOML, lambda: b"a=[" + b"1," * 500_000 + b"]", "V-04"),
 }
 
