@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 from typing import Any
 
@@ -12,7 +13,9 @@ from builders import History, edited, generation, honest, rechained
 from capsule.core import ledger_pass
 from capsule.core.account import add_up
 from capsule.core.attempt import Attempt, Heartbeat, Reserved, Settled
+from capsule.core.canonical import canonical_checked
 from capsule.core.chain import read
+from capsule.core.digest import digest_of
 from capsule.core.evidence import Evidence
 from capsule.core.judge import judge
 from capsule.core.ledger_pass import FINDINGS_MAX, LedgerPass
@@ -138,6 +141,39 @@ def test_attempts_are_light() -> None:
             history.attempt(number % 3)
         sizes.append(grown(history))
     assert sizes[1] - sizes[0] < 100 * 6_000
+
+
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "words": ("settled", {"evidence": "x" * 2_000_000 + "\U0001f600"}),
+    "files": ("settled", {"files": {f"{n}": {"sha256": "sha256:" + "0" * 64, "size": 0} for n in range(6_000)}}),
+    "arguments": ("intent", {"argv": [""] * 45_000}),
+    "baseline": ("intent", {"device_baseline": {f"{n}": None for n in range(12_000)}}),
+    "devices": ("reserved", {"devices": [f"{n}" for n in range(1_000)]}),
+}
+
+
+@pytest.mark.parametrize(("name", "values"), DENSE.values(), ids=DENSE)
+def test_what_few_bytes_declare_is_not_kept(name: str, values: dict[str, Any]) -> None:
+    """However much events that compress well declare, going through them takes some megabytes and leaves little."""
+    history = History([generation(RICH)]).opened()
+    for number in range(3):
+        history.attempt(number)
+    lines: list[bytes] = []
+    for number, line in enumerate(history.lines):
+        event = json.loads(line) | {"prev": digest_of(lines[-1]) if number else None}
+        if event["event"] == name:
+            event["data"].update(values)
+        lines.append(canonical_checked(event))
+    data = [line + b"\n" for line in lines]
+    tracemalloc.start()
+    try:
+        kept = LedgerPass(data, "ledger", [history.manifest], {})
+        assert (kept.walk.faults, kept.account.faults) == ([], [])
+        size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 << 20
+    assert size < 1 << 19
 
 
 def test_what_is_found_is_kept_up_to_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
