@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -645,3 +646,24 @@ def test_every_check_has_a_function_that_names_its_clause() -> None:
     assert list(CHECK_FUNCTIONS) == [identifier for identifier, _ in CHECKS]
     for identifier, function in CHECK_FUNCTIONS.items():
         assert (function.__doc__ or "").startswith(f"{identifier}: ")
+
+
+def test_judging_a_large_plan_keeps_none_of_its_cells() -> None:
+    """P-06: what a manifest of two kilobytes plans is enumerated, compared and derived without being kept."""
+    text = edited(('"abba"', '"abba"\nblocks = 834'), ('isolation = "start"', 'isolation = "cell"'))
+    history = History([generation(text)]).opened()
+    files = {**history.generations[0], "cells.jsonl": b""}
+    evidence = Evidence(
+        generations={1: files},
+        ledger=history.ledger,
+        head=Head(count=len(history.lines), sha256=digest_of(history.lines[-1])).to_bytes(),
+        members={"7-results/results.json"},
+    )
+    judge(evidence)
+    tracemalloc.start()
+    verdict = judge(evidence)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    plan = next(check for check in verdict.checks if check.id == "V-05")
+    assert "expected the 20016 cells that the protocol enumerates, found 0 lines" in plan.findings[0]
+    assert peak < 20_016 * 40
