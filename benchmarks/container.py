@@ -26,6 +26,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from capsule.archive.reader import End, walk
 from capsule.archive.writer import CapsuleWriter
+from capsule.host.pipes import widen
 
 CHUNK_SIZE = 1 << 20
 SMALL_SIZE = 4096
@@ -108,6 +109,7 @@ def pack_members(count: str, target: str) -> None:
 def verify(target: str) -> None:
     """Walk a container, or standard input, to its seal."""
     with open(0 if target == "-" else target, "rb", buffering=0) as stream:  # noqa: PTH123
+        widen(cast(BinaryIO, stream))
         last = None
         for event in walk(cast(BinaryIO, stream), threads=2):
             last = event

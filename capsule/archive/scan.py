@@ -87,7 +87,7 @@ def decoded(frames: FrameScan, threads: int) -> Generator[Decoded | Finding, Non
         try:
             for item in frames:
                 waiting.append(item if isinstance(item, Finding) else pool.submit(decode, item))
-                if len(waiting) > threads + 1:
+                if len(waiting) > threads:
                     yield _result(waiting.popleft())
             while waiting:
                 yield _result(waiting.popleft())

@@ -5,11 +5,7 @@ Bytes are read into buffers that are never written twice, so a view of a frame s
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
-import os
-import stat
 from typing import BinaryIO, cast
 
 from capsule.archive.layout import FRAME_SIZE
@@ -19,8 +15,6 @@ BUFFER_SIZE_MAX = FRAME_SIZE + (FRAME_SIZE >> 4)
 """The largest frame fits with the beginning of the next, so that its bytes are moved at most once."""
 BUFFER_SIZE_MIN = 1 << 16
 FIND_SIZE = 1 << 20
-PIPE_SIZE = 1 << 20
-"""Bytes that wait in a pipe, at most: what anyone may ask of Linux. By default 64 KiB do, and each side waits often."""
 
 
 class Source:
@@ -28,7 +22,6 @@ class Source:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = cast(io.RawIOBase, stream)
-        _widen(stream)
         self._buffer: bytes | bytearray = b""
         self._at = self._filled = 0
         self._ended = False
@@ -100,11 +93,3 @@ class Source:
             ) from error
         self._filled += count or 0
         self._ended = not count
-
-
-def _widen(stream: BinaryIO) -> None:
-    """Let more bytes wait in a pipe, where the system can; it is as good a pipe without."""
-    resize = getattr(fcntl, "F_SETPIPE_SZ", None)
-    with contextlib.suppress(OSError, ValueError):
-        if resize is not None and stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
-            fcntl.fcntl(stream.fileno(), resize, PIPE_SIZE)

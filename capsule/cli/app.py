@@ -278,6 +278,7 @@ def verify(
     import sys
 
     from capsule.cli import words
+    from capsule.host.pipes import widen
     from capsule.steps.trust import trust
     from capsule.steps.verify import open_capsule
     from capsule.steps.verify import verify as step
@@ -290,6 +291,7 @@ def verify(
         authority=tsa_ca,
     )
     with sys.stdin.buffer if file == "-" else open_capsule(Path(file)) as stream:
+        widen(stream)
         verdict = step(stream, against=against or (), trust=brought)
     words.emit(json_, *words.verdict(verdict, verbose))
     raise typer.Exit(words.verdict_exit_code(verdict, fail_on_outcome))

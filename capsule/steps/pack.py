@@ -28,6 +28,7 @@ from capsule.core.signing import Trust
 from capsule.core.table import TELEMETRY_COLUMNS, table_columns, table_rows, telemetry_rows
 from capsule.host import ssh, store
 from capsule.host.durable import read_regular
+from capsule.host.memory import give_memory_back
 from capsule.host.workspace import STATE, Workspace, find_workspace
 from capsule.steps.standing import Standing, standing
 from capsule.steps.verify import MAGIC, open_capsule, verify
@@ -92,24 +93,8 @@ def pack(
     was: Literal["absent", "replaced", "same"] = "absent"
     if path.exists() and path.stat().st_size:
         was = "replaced" if force else "same"
-    items, results = plan(workspace, None if was == "same" else path.parent)
-    total, done = sum(item.size for item in items), 0
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(items)
-            target: BinaryIO | Path = path
-            if was == "same":
-                target = cast(BinaryIO, _Same(path, stack.enter_context(path.open("rb"))))
-            writer = stack.enter_context(CapsuleWriter(target))
-            for item in items:
-                writer.add(item.name, item.size, item.chunks())
-                done += item.size
-                if progress:
-                    progress(done, total)
-            sealed = writer.close()
-        del items
-    except OSError as error:
-        raise MachineError(f"cannot read what goes into the capsule: {error}") from error
+    sealed, results = _write(workspace, path, same=was == "same", progress=progress)
+    give_memory_back()
     with open_capsule(path) as stream:
         verdict = verify(stream, trust=Trust(check_signature=ssh.checker(None)))
     if verdict.integrity != "intact":
@@ -120,6 +105,29 @@ def pack(
             hint="the evidence in the workspace was changed; the capsule keeps what is there",
         )
     return Packed(path, sealed, results, was)
+
+
+def _write(
+    workspace: Workspace, path: Path, *, same: bool, progress: Callable[[int, int], None] | None
+) -> tuple[Sealed, Results]:
+    """Write everything to `path`, or compare it with what is there already."""
+    items, results = plan(workspace, None if same else path.parent)
+    total, done = sum(item.size for item in items), 0
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(items)
+            target: BinaryIO | Path = path
+            if same:
+                target = cast(BinaryIO, _Same(path, stack.enter_context(path.open("rb"))))
+            writer = stack.enter_context(CapsuleWriter(target))
+            for item in items:
+                writer.add(item.name, item.size, item.chunks())
+                done += item.size
+                if progress:
+                    progress(done, total)
+            return writer.close(), results
+    except OSError as error:
+        raise MachineError(f"cannot read what goes into the capsule: {error}") from error
 
 
 class _Same:

@@ -38,6 +38,9 @@ ALL_KEPT_BYTES_MAX = 1 << 30
 TABLE_BYTES_MAX = 1 << 30
 """Bytes of one table, which holds the rows of all journals, or all samples."""
 
+FED_BYTES = 1 << 18
+"""Bytes that are taken in at a time: whoever copies them copies few."""
+
 SOURCE_LIST = re.compile(r"sources(-[0-9a-f]+)?\.jsonl")
 DOCUMENTS = ("1-manifest/", "2-ledger.head.json")
 """Members that are read as one value, unless they are lists."""
@@ -181,7 +184,8 @@ def _members(stream: BinaryIO, evidence: Evidence, whole_lists: bool) -> Iterato
                     kept = Kept() if whole_lists or not name.startswith("1-") else _keeper(name)
             case Chunk(data):
                 if kept is not None:
-                    kept.feed(data)
+                    for start in range(0, len(data), FED_BYTES):
+                        kept.feed(data[start : start + FED_BYTES])
             case MemberEnd(name, size, digest):
                 yield name, size, digest, kept
                 kept = None
