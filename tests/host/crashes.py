@@ -291,7 +291,7 @@ def hold(bench: Bench, order: LaunchOrder, observer: Observer | None) -> Attempt
     chain = read(before[0], "ledger")
     account = add_up(chain.events)
     assert (chain.faults, chain.tail, account.faults) == ([], b"", [])
-    assert head_faults(chain, Head.from_bytes(before[1], "head")) == []
+    assert head_faults(chain.walk, Head.from_bytes(before[1], "head")) == []
     for attempt in account.attempts.values():
         ends = [event.name for event in chain.events if event.attempt == attempt.id and event.name in TERMINAL]
         assert len(ends) == 1, (attempt.id, ends)
