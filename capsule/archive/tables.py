@@ -127,11 +127,13 @@ class Table:
         import pyarrow as pa
 
         left = self._count
+        # A value that is missing takes nothing in the file and as much as any other when it is decoded.
+        rows_max = 1 + ROW_BYTES_MAX // (VALUE_BYTES * len(self._columns))
         try:
             file = self._opened()
             for number, group in enumerate(self._groups):  # one by one: a batch of several row groups holds all of them
                 check_pages(self._file, group)
-                rows = min(BATCH_ROWS, 1 + group.rows * ROW_BYTES_MAX // max(1, group.size))
+                rows = min(BATCH_ROWS, rows_max, 1 + group.rows * ROW_BYTES_MAX // max(1, group.size))
                 for batch in file.iter_batches(batch_size=rows, row_groups=[number], use_threads=False):
                     batch.validate(full=True)
                     left -= batch.num_rows

@@ -126,6 +126,16 @@ def test_memory_stays_near_one_row_group(tmp_path: Path) -> None:
         assert peak_bytes(lambda: deque(table, maxlen=0)) < 2 * ROW_GROUP_BYTES_MAX
 
 
+def test_columns_without_values_take_no_memory() -> None:
+    """A missing value takes nothing in the file: of many columns fewer rows are decoded at a time."""
+    names = [f"o{number}" for number in range(1_000)]
+    data = parquet(pa.table([pa.nulls(BATCH_ROWS, pa.float64())] * len(names), names))
+    table = open_table(io.BytesIO(data), [(name, "float64") for name in names], BATCH_ROWS, "t")
+    assert len(data) < 1 << 18
+    assert peak_bytes(lambda: next(iter(table))) < 2 * ROW_GROUP_BYTES_MAX
+    assert next(iter(table)) == dict.fromkeys(names)
+
+
 def peak_bytes(action: Callable[[], Any]) -> int:
     """Return how much memory an action had at most, of Python's and of pyarrow's."""
     usual, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
