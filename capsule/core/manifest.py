@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
@@ -154,7 +155,7 @@ class Manifest(Model):
     lock: FileDigest | None
     supersedes: Supersedes | None
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The digest by which this manifest is known."""
         return digest_of(self.to_bytes())
