@@ -22,6 +22,9 @@ from capsule.core.protocol_checks import Complaint, check
 RESULTS_MAX = 200_000
 """Starts, estimates, decisions and summaries, of all workloads."""
 
+OBSERVATIONS_MAX = 400
+"""Columns of the table; each takes room in its footer for every row group, and in the memory of whoever reads it."""
+
 VALUES_MAX = 10_000_000
 """Observations, gates and estimates, of all cells."""
 
@@ -83,7 +86,10 @@ def _check_size(protocol: Protocol, cells: int) -> Iterator[Complaint]:
     if results > RESULTS_MAX:
         kinds = "starts, estimates, decisions and summaries of all workloads"
         yield ("design",), f"expected at most {RESULTS_MAX} {kinds}, found {results}"
-    values = cells * (len(protocol.observations) + len(protocol.gates) + len(protocol.estimates))
+    columns = len(protocol.observations)
+    if columns > OBSERVATIONS_MAX:
+        yield ("observations",), f"expected at most {OBSERVATIONS_MAX} observations, found {columns}"
+    values = cells * (columns + len(protocol.gates) + len(protocol.estimates))
     if values > VALUES_MAX:
         kinds = "observations, gates and estimates of all cells"
         yield ("design",), f"expected at most {VALUES_MAX} {kinds}, found {values}"

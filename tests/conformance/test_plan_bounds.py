@@ -44,6 +44,13 @@ def with_starts(more: int) -> dict[str, Any]:
     return small(estimates=estimates, hypotheses=hypotheses, design={"starts": (200_000 - parts(plan)) // 5 + more})
 
 
+def with_observations(more: int) -> dict[str, Any]:
+    """As many columns as a table may have."""
+    room = 400 - len(PROTOCOL["observations"]) + more
+    others = [{**PROTOCOL["observations"][0], "name": f"o{number}"} for number in range(room)]
+    return small(observations=[*PROTOCOL["observations"], *others])
+
+
 def with_values(more: int) -> dict[str, Any]:
     """As many values in all cells as they may have, in blocks of two cells."""
     gates = [*PROTOCOL["gates"], *({**PROTOCOL["gates"][0], "name": f"g{number}"} for number in range(200))]
@@ -70,7 +77,7 @@ def with_reasons(more: int) -> dict[str, Any]:
     return small(workloads=workloads, hypotheses=hypotheses, exclusions=exclusions, design={"blocks": blocks})
 
 
-@pytest.mark.parametrize("make", [with_starts, with_values, with_names, with_reasons])
+@pytest.mark.parametrize("make", [with_starts, with_observations, with_values, with_names, with_reasons])
 def test_both_verifiers_have_the_same_bounds(make: Callable[[int], dict[str, Any]]) -> None:
     """P-06: what everyone who verifies goes through has bounds, which both draw at the same place."""
     at, beyond = make(0), make(1)

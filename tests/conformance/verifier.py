@@ -1137,7 +1137,7 @@ def too_large(protocol: dict[str, Any]) -> bool:
     starts = len(design["seeds"]) * design["starts"]
     decisions = sum(len(hypothesis["gates"]) or 1 for hypothesis in protocol["hypotheses"])
     cells = count_cells(protocol)
-    if crossed * (estimates * (starts + 1) + decisions + arms * columns) > 200_000:
+    if columns > 400 or crossed * (estimates * (starts + 1) + decisions + arms * columns) > 200_000:
         return True
     names = sum(len(name) for name in workload_names(protocol))
     return cells * (columns + gates + estimates) > 10_000_000 or names * (cells // crossed) > 2**25
