@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from capsule.core.canonical import INTEGER_LIMIT, canonical, parse
+from capsule.core.canonical import INTEGER_LIMIT, canonical_checked, parse
 from capsule.core.errors import MalformedError
 from capsule.core.version import refuse_other_major
 
@@ -28,7 +28,7 @@ class Model(BaseModel):
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes of this value."""
-        return canonical(self.to_json())
+        return canonical_checked(self.to_json())
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
@@ -40,6 +40,7 @@ class Model(BaseModel):
         tree = parse(data, where)
         if "schema_" in cls.model_fields and isinstance(tree, dict) and isinstance(tree.get("schema"), str):
             refuse_other_major(tree["schema"], where)
+        del tree  # which is larger than the value
         try:
             value = cls.model_validate_json(data, by_alias=True, by_name=False)
         except ValidationError as error:
