@@ -32,7 +32,7 @@ STUDIES = {
     "1,000 attempts, no samples": (1000, 0, 1),
     "5,000 attempts, no samples": (5000, 0, 1),
     "100 attempts of an hour": (100, 3600, 1),
-    "500 attempts of an hour": (500, 3600, 1),
+    "300 attempts of an hour": (300, 3600, 1),
     "50,000 rows of 10 attempts": (10, 0, 1250),
     "200,000 rows of 10 attempts": (10, 0, 5000),
 }

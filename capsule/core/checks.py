@@ -24,7 +24,7 @@ from capsule.core.ledger_checks import (
     check_ledger_head,
 )
 from capsule.core.lines import whole
-from capsule.core.manifest import FileDigest, ListDigest, Manifest, cell_lines, file_digest, list_digest
+from capsule.core.manifest import FileDigest, ListDigest, Manifest, cell_lines, file_digest, list_digest, refuse_commas
 from capsule.core.plan import enumerate_cells
 from capsule.core.plan_checks import complaints
 from capsule.core.progress import final_rows, outcome_of, reserved_processes
@@ -83,10 +83,13 @@ def check_required(reading: Reading) -> Checking:
 
 def check_manifest(reading: Reading) -> Checking:
     """V-04: every manifest is canonical, and the protocol and lists beside it are those it names."""
+    commas = 0
     for number, files in sorted(reading.evidence.generations.items()):
         place = f"1-manifest/{number:03d}"
         if "manifest.json" not in files:
             raise NotChecked(f"{place}/manifest.json is absent")
+        commas += files["manifest.json"].count(b",")
+        refuse_commas(commas, f"{place}/manifest.json")
         manifest = Manifest.from_bytes(files["manifest.json"], f"{place}/manifest.json")
         for at, words in complaints(manifest.protocol):
             raise MalformedError(f"{place}/manifest.json: protocol: {key_path(at)}: {words}")

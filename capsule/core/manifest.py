@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
@@ -32,6 +32,9 @@ from capsule.core.protocol import Protocol
 from capsule.core.schema import Model, Natural, Text, first_error
 
 _CELL = TypeAdapter(Cell)
+
+COMMAS_MAX = 32_000
+"""Commas in all manifests of a chain, which bound what they become in memory."""
 
 NAME_BYTES_MAX = 255
 """Bytes of a name that file systems take."""
@@ -143,6 +146,16 @@ class Supersedes(Model):
     rows_seen: Natural
 
 
+def refuse_commas(count: int, where: str) -> None:
+    """Refuse a chain that has more values than a reader takes, which its commas bound.
+
+    Raises:
+        MalformedError: the manifests have more commas (M-10).
+    """
+    if count > COMMAS_MAX:
+        raise MalformedError(f"{where}: expected at most {COMMAS_MAX} commas in all manifests of a chain, found more")
+
+
 class Manifest(Model):
     """Everything that was frozen; see `docs/spec/manifest.md`."""
 
@@ -154,6 +167,12 @@ class Manifest(Model):
     arms: tuple[ArmSource, ...]
     lock: FileDigest | None
     supersedes: Supersedes | None
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        """Read a manifest from its canonical bytes; raises `MalformedError`, also over too many values."""
+        refuse_commas(data.count(b","), where)
+        return super().from_bytes(data, where)
 
     @cached_property
     def identity(self) -> str:

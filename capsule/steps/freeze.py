@@ -18,6 +18,7 @@ from capsule.core.errors import DriftError, FrozenError, MachineError, ProtocolE
 from capsule.core.evidence import CELLS, CHAIN_BYTES_MAX, DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX
 from capsule.core.lines import LINE_BYTES_MAX
 from capsule.core.manifest import (
+    COMMAS_MAX,
     ArmSource,
     FileDigest,
     Manifest,
@@ -297,6 +298,12 @@ def _check_sizes(files: Mapping[str, bytes]) -> None:
 def _check_chain(workspace: Workspace, files: Mapping[str, bytes]) -> None:
     """Refuse one amendment too many, of which no reader would take the manifest."""
     chain = [generation.files for generation in workspace.generations()]
+    commas = sum(older["manifest.json"].count(b",") for older in [*chain, files])
+    if commas > COMMAS_MAX:
+        raise RefusedError(
+            f"expected at most {COMMAS_MAX} commas in all manifests of {workspace.name}, found {commas}",
+            hint="give long parameters in files among the sources, or begin a protocol of another name",
+        )
     before = sum(len(older[name]) for older in chain for name in DOCUMENTS)
     if before + sum(len(files[name]) for name in DOCUMENTS) > CHAIN_BYTES_MAX:
         raise RefusedError(

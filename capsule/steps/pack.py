@@ -102,7 +102,7 @@ def pack(
         found = [f"{check.id} {check.name}: {(*check.findings, check.words)[0]}" for check in failed]
         raise BrokenError(
             f"{path}: expected an intact capsule, packed one that is {verdict.integrity}: {'; '.join(found[:5])}",
-            hint="the evidence in the workspace was changed; the capsule keeps what is there",
+            hint="the evidence in the workspace was changed, or is more than a reader takes; the capsule keeps it all",
         )
     return Packed(path, sealed, results, was)
 

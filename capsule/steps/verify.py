@@ -32,10 +32,10 @@ from capsule.core.verdict import FINDINGS_COUNTED_MAX, Verdict
 MAGIC = b"\x28\xb5\x2f\xfd"
 """The first bytes of every zstd frame, and so of every capsule."""
 
-ALL_KEPT_BYTES_MAX = 1 << 30
+ALL_KEPT_BYTES_MAX = 4 << 30
 """Bytes of all members that are kept: a few kilobytes of a file can declare any number of zeros."""
 
-TABLE_BYTES_MAX = 1 << 30
+TABLE_BYTES_MAX = 2 << 30
 """Bytes of one table, which holds the rows of all journals, or all samples."""
 
 FED_BYTES = 1 << 18

@@ -68,6 +68,9 @@ def manifest_vectors() -> Iterator[Vector]:
     for name, (clause, build) in promises.items():
         yield Vector(f"{'h13' if 'digest' in name else 'm4'}-manifest-{name}", clause, ("V-04",), sealed(build))
     large = with_manifest(lambda it: it["protocol"].update(question="x" * (2 << 20)))
+    many = {f"p{number}": {"decimal": "1.5"} for number in range(40_000)}
+    wide = with_manifest(lambda it: it["protocol"]["arms"][0].update(parameters=many))
+    yield Vector("h10-manifest-of-many-values", "M-10", ("V-04",), sealed(lambda: wide))
     yield Vector("h10-manifest-of-two-mebibytes", "M-10", ("V-02",), sealed(lambda: large))
     whole = golden()[CELLS].splitlines(keepends=True)
     plans = {

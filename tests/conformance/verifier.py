@@ -117,7 +117,7 @@ HEADER = re.compile(
 )
 OTHER_MAJOR = re.compile(rb'"format":"capsule-archive/(?!1[".])[0-9.]+"')
 LATER = re.compile(r"8-[a-z][a-z0-9-]{0,30}/[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-LARGEST_READ, LARGEST_TABLE, LARGEST_VALUE, ALL_VALUES = 64 << 20, 1 << 30, 2 << 20, 8 << 20
+LARGEST_READ, LARGEST_TABLE, LARGEST_VALUE, ALL_VALUES = 64 << 20, 2 << 30, 2 << 20, 8 << 20
 VALUES = re.compile(r"1-manifest/.*(?<!\.jsonl)|2-ledger\.head\.json")
 NAMES = re.compile(
     r"0-header\.json"
@@ -2445,8 +2445,12 @@ def read_manifest(data: bytes) -> dict[str, Any]:
 
 
 def v04_manifest(known: Known) -> Iterator[str]:
+    commas = 0
     for number, files in sorted(known["generations"].items()):
         need("manifest.json" in files, f"manifest {number}")
+        commas += files["manifest.json"].count(b",")
+        if commas > 32_000:
+            raise Bad("more values than the manifests of a chain may have")
         manifest = read_manifest(files["manifest.json"])
         known["manifests"].append((number, sha(files["manifest.json"]), manifest))
         arms = [(arm["name"], arm["revision"]) for arm in manifest["protocol"]["arms"]]

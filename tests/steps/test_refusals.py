@@ -267,6 +267,13 @@ def test_manifests_that_no_reader_takes_are_not_frozen(
     monkeypatch.undo()
     assert capsule("freeze", protocol).code == 0
     size = sum((tmp_path / "study.frozen/001" / name).stat().st_size for name in ("manifest.json", "protocol.toml"))
+    monkeypatch.setattr("capsule.steps.freeze.COMMAS_MAX", 10)
+    (tmp_path / "another.py").touch()
+    said = capsule("amend", protocol, "--reason", "another file")
+    assert said.code == 4
+    assert "expected at most 10 commas in all manifests of study" in said.err
+    monkeypatch.undo()
+    (tmp_path / "another.py").unlink()
     monkeypatch.setattr("capsule.steps.freeze.CHAIN_BYTES_MAX", size)
     assert capsule("freeze", protocol).code == 0
     (tmp_path / "another.py").touch()
