@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
+# A shell ignores the one in what it starts in the background, and `nohup` the other.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("stable", derandomize=True, deadline=None)
 settings.load_profile("stable")
 
